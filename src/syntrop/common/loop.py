@@ -221,6 +221,7 @@ class Loop:
         self._readers: dict[int, Future[None]] = {}
         self._writers: dict[int, Future[None]] = {}
         self._hangups: dict[int, tuple[Future[None], int]] = {}
+        self._watchers: dict[int, Callable[[], object]] = {}
         self._known: set[int] = set()
         self._foreign: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -301,8 +302,14 @@ class Loop:
             self._epoll.modify(fd, mask)
         self._known.add(fd)
 
+    def watch(self, fd: int, function: Callable[[], object]) -> None:
+        self._epoll.register(fd, select.EPOLLPRI)
+        self._watchers[fd] = function
+        self._known.add(fd)
+
     def forget(self, fd: int) -> None:
         """Drop the waiters of a descriptor that is about to be closed; they never return."""
+        self._watchers.pop(fd, None)
         self._readers.pop(fd, None)
         self._writers.pop(fd, None)
         self._hangups.pop(fd, None)
@@ -322,6 +329,9 @@ class Loop:
                 pass
             while self._foreign:
                 self._ready.append(self._foreign.popleft())
+            return
+        if (watcher := self._watchers.get(fd)) is not None:
+            self._ready.append((watcher, ()))
             return
         if events & (_IN | _GONE) and (future := self._readers.pop(fd, None)) is not None:
             future.set_result(None)
@@ -489,6 +499,14 @@ def hangup(fd: int, *, half: bool = False) -> Future[None]:
     looks the same either way, so servers that take it for a hang-up ask with `half`.
     """
     return _running().hangup(fd, half=half)
+
+
+def watch(fd: int, function: Callable[[], object]) -> None:
+    """Have the loop call `function` at each EPOLLPRI (or error) of a kernel file, until `forget(fd)`.
+
+    Not one-shot: a pressure trigger forgets its event when it is polled, which arming again would do.
+    """
+    _running().watch(fd, function)
 
 
 def forget(fd: int) -> None:
