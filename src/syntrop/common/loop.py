@@ -221,7 +221,7 @@ class Loop:
         self._readers: dict[int, Future[None]] = {}
         self._writers: dict[int, Future[None]] = {}
         self._hangups: dict[int, tuple[Future[None], int]] = {}
-        self._watchers: dict[int, Callable[[], object]] = {}
+        self._watchers: dict[int, Callable[[int], object]] = {}
         self._known: set[int] = set()
         self._foreign: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -302,7 +302,7 @@ class Loop:
             self._epoll.modify(fd, mask)
         self._known.add(fd)
 
-    def watch(self, fd: int, function: Callable[[], object]) -> None:
+    def watch(self, fd: int, function: Callable[[int], object]) -> None:
         self._epoll.register(fd, select.EPOLLPRI)
         self._watchers[fd] = function
         self._known.add(fd)
@@ -331,7 +331,7 @@ class Loop:
                 self._ready.append(self._foreign.popleft())
             return
         if (watcher := self._watchers.get(fd)) is not None:
-            self._ready.append((watcher, ()))
+            self._ready.append((watcher, (events,)))
             return
         if events & (_IN | _GONE) and (future := self._readers.pop(fd, None)) is not None:
             future.set_result(None)
@@ -501,8 +501,8 @@ def hangup(fd: int, *, half: bool = False) -> Future[None]:
     return _running().hangup(fd, half=half)
 
 
-def watch(fd: int, function: Callable[[], object]) -> None:
-    """Have the loop call `function` at each EPOLLPRI (or error) of a kernel file, until `forget(fd)`.
+def watch(fd: int, function: Callable[[int], object]) -> None:
+    """Have the loop call `function(events)` at each EPOLLPRI or EPOLLERR of a kernel file, until `forget(fd)`.
 
     Not one-shot: a pressure trigger forgets its event when it is polled, which arming again would do.
     """
