@@ -315,7 +315,7 @@ def parse(buffer: Buffer, arrays: bool = True) -> GGUF:
     With `arrays=False` the items of metadata arrays (vocabulary, merges, scores) are passed over and only
     their number is kept. Raises GGUFError.
     """
-    # A view, because its slices cost half of what a mapping's do; released, so that the mapping can be closed.
+    # A view: its slices cost less than a mapping's. Released: an exported mapping cannot be closed.
     with memoryview(buffer) as view:
         return _parse(_Reader(view, arrays))
 
