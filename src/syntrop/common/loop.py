@@ -346,9 +346,12 @@ class Loop:
 
     # --- tasks, threads, signals -------------------------------------------------------------------------
 
-    def spawn(self, coroutine: Coroutine[Any, Any, T], name: str = "") -> Task[T]:
+    def spawn(self, coroutine: Coroutine[Any, Any, T], name: str, eager: bool) -> Task[T]:
         task = Task(self, coroutine, name or getattr(coroutine, "__qualname__", "task"))
-        self.call_soon(task._step)
+        if eager:
+            task._step()
+        else:
+            self.call_soon(task._step)
         return task
 
     def thread(self, function: Callable[..., T], *arguments: Any) -> Future[T]:
@@ -387,7 +390,7 @@ class Loop:
     # --- running -----------------------------------------------------------------------------------------
 
     def run(self, main: Coroutine[Any, Any, T]) -> T:
-        task = self.spawn(main, "main")
+        task = self.spawn(main, "main", False)
         ready, poll = self._ready, self._epoll.poll
         while not task.done:
             if ready:
@@ -443,9 +446,9 @@ def run(main: Coroutine[Any, Any, T]) -> T:
         loop.close()
 
 
-def spawn(coroutine: Coroutine[Any, Any, T], name: str = "") -> Task[T]:
-    """Start a task. An error that nobody awaits is logged."""
-    return _running().spawn(coroutine, name)
+def spawn(coroutine: Coroutine[Any, Any, T], name: str = "", *, eager: bool = False) -> Task[T]:
+    """Start a task, with `eager` at once, up to its first wait. An error that nobody awaits is logged."""
+    return _running().spawn(coroutine, name, eager)
 
 
 def current() -> Task[Any]:
@@ -499,7 +502,7 @@ def hangup(fd: int, *, half: bool = False) -> Future[None]:
     looks the same either way, so servers that take it for a hang-up ask with `half`.
     """
     return _running().hangup(fd, half=half)
-
+    """Have the loop call `function(events)` at each EPOLLPRI or EPOLLERR of a kernel file, till `forget(fd)`.
 
 def watch(fd: int, function: Callable[[int], object]) -> None:
     """Have the loop call `function(events)` at each EPOLLPRI or EPOLLERR of a kernel file, until `forget(fd)`.
