@@ -502,10 +502,10 @@ def hangup(fd: int, *, half: bool = False) -> Future[None]:
     looks the same either way, so servers that take it for a hang-up ask with `half`.
     """
     return _running().hangup(fd, half=half)
-    """Have the loop call `function(events)` at each EPOLLPRI or EPOLLERR of a kernel file, till `forget(fd)`.
+
 
 def watch(fd: int, function: Callable[[int], object]) -> None:
-    """Have the loop call `function(events)` at each EPOLLPRI or EPOLLERR of a kernel file, until `forget(fd)`.
+    """Have the loop call `function(events)` at each EPOLLPRI or EPOLLERR of a kernel file, till `forget(fd)`.
 
     Not one-shot: a pressure trigger forgets its event when it is polled, which arming again would do.
     """
