@@ -16,6 +16,7 @@ import os
 import re
 import sys
 
+from syntrop import __version__
 from syntrop.common import journal, paths
 
 TYPE_CHECKING = False
@@ -241,9 +242,7 @@ def load(daemon: str, table: Sequence[Setting], argv: Sequence[str]) -> Settings
     if "--help" in argv or "-h" in argv:
         _print_and_exit(help_text(daemon, rows))
     if "--version" in argv:
-        from importlib.metadata import version
-
-        _print_and_exit(f"{daemon} (syntrop) {version('syntrop')}\n")
+        _print_and_exit(f"{daemon} (syntrop) {__version__}\n")
     try:
         return resolve(daemon, table, argv)
     except SettingsError as error:

@@ -1,0 +1,354 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The life of a socket-activated daemon: start, serve, exit when idle, stop in order, reload.
+
+Idle exit loses nothing. When nothing has been in flight for `idle_exit_sec`, the listeners leave the loop and
+are tried one last time; idle connections are ended in order, each answering what had already arrived; then the
+process exits 0. Whatever connects meanwhile waits in the backlog of the listening sockets, which the service
+manager holds too, and starts the next instance. A connection that has not yet carried a call keeps the daemon
+for a short grace, since its caller may be about to send one.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+from time import monotonic
+
+from syntrop import __version__
+from syntrop.common import activation, journal, loop, notify, paths
+from syntrop.common.settings import load
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Mapping, Sequence
+    from types import TracebackType
+    from typing import Any, Protocol
+
+    from syntrop.common.activation import Listener
+    from syntrop.common.settings import Setting, Settings
+    from syntrop.common.varlink.idl import Interface
+    from syntrop.common.varlink.server import Server
+
+    class Connection(Protocol):
+        """What a daemon has to know of a connection to end it without losing a call."""
+
+        @property
+        def idle(self) -> bool: ...
+        @property
+        def served(self) -> int: ...
+        def retire(self) -> None: ...
+        async def run(self) -> None: ...
+
+    Connect = Callable[[socket.socket], Connection | None]
+
+VENDOR = "Syntropd Project"
+URL = "https://github.com/syntropd"
+FRESH_GRACE = 2.0  # seconds for which a connection without a first call keeps the daemon
+RETIRE_TIMEOUT = 5.0
+_ACCEPT_BATCH = 64
+
+
+class Busy:
+    """`with daemon.busy():` keeps the daemon from exiting idle; also usable as hold() and release()."""
+
+    __slots__ = ("_daemon", "_held")
+
+    def __init__(self, daemon: Daemon) -> None:
+        self._daemon = daemon
+        self._held = False
+
+    def hold(self) -> Busy:
+        if not self._held:
+            self._held = True
+            self._daemon._holds += 1
+        return self
+
+    def release(self) -> None:
+        if self._held:
+            self._held = False
+            self._daemon._holds -= 1
+            self._daemon.touch()
+
+    __enter__ = hold
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
+
+
+class Daemon:
+    """One daemon: its settings, endpoints and connections."""
+
+    def __init__(self, name: str, settings: Settings) -> None:
+        self.name = name
+        self.settings = settings
+        self.started = monotonic()
+        self.stopping = False
+        self._endpoints: list[tuple[str, str, Connect]] = []
+        self._on_stop: list[Callable[[], Coroutine[Any, Any, None]]] = []
+        self._on_reload: list[Callable[[], None]] = []
+        self._holds = 0
+        self._touched = self.started
+        self._connections: dict[Connection, tuple[loop.Task[None], float]] = {}
+        self._listeners: list[tuple[Listener, Connect]] = []
+        self._acceptors: list[loop.Task[None]] = []
+        self._end = _End()
+
+    # --- what a daemon's build() uses ----------------------------------------------------------------------
+
+    def serve(self, endpoint: str, connect: Connect, *, unit: str = "") -> None:
+        """Serve an endpoint; `connect` takes an accepted socket and gives a connection, or None to drop it."""
+        self._endpoints.append((endpoint, unit or f"{self.name}.socket", connect))
+
+    def serve_varlink(
+        self, endpoint: str, handlers: Mapping[str | Interface, object], *, unit: str = ""
+    ) -> Server:
+        """Serve Varlink interfaces on an endpoint."""
+        from syntrop.common.varlink.server import Identity, Server
+
+        server = Server(
+            Identity(VENDOR, self.name, __version__, f"{URL}/{self.name}"),
+            handlers,
+            connections_max=self.settings.connections_max,
+            connections_per_uid=self.settings.connections_max_per_uid,
+        )
+        self.serve(endpoint, server.connect, unit=unit)
+        return server
+
+    def busy(self) -> Busy:
+        """Something that must not be lost by exiting: a stream, a lease, an undo journal."""
+        return Busy(self)
+
+    def on_stop(self, function: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Run before the process exits, idle or stopped; last registered first."""
+        self._on_stop.append(function)
+
+    def on_reload(self, function: Callable[[], None]) -> None:
+        """Run on SIGHUP. An error is logged and keeps what was there."""
+        self._on_reload.append(function)
+
+    def touch(self) -> None:
+        """Note activity: the idle time starts again."""
+        self._touched = monotonic()
+
+    def connections(self) -> int:
+        return len(self._connections)
+
+    # --- life ----------------------------------------------------------------------------------------------
+
+    async def run(self, passed: Sequence[Listener] | None) -> None:
+        """Serve until idle or told to stop. Raises ActivationError and OSError when it cannot start."""
+        self._listeners = self._open(passed)
+        loop.on_signal(signal.SIGTERM, self._end.stop)
+        loop.on_signal(signal.SIGINT, self._end.stop)
+        loop.on_signal(signal.SIGHUP, self.reload)
+        self._listen()
+        notify.ready(f"Serving {len(self._listeners)} sockets")
+        self._watchdog(notify.watchdog_interval())
+        idle = loop.spawn(self._exit_when_idle(), "idle exit")
+        await self._end.reached.wait()
+        self.stopping = True
+        notify.stopping("Stopping" if self._end.asked else "Idle")
+        await loop.stop(idle)
+        self._ignore()
+        await self._drain()
+        for function in reversed(self._on_stop):
+            try:
+                await function()
+            except Exception as error:
+                journal.exception("A step of stopping failed", error)
+
+    def _open(self, passed: Sequence[Listener] | None) -> list[tuple[Listener, Connect]]:
+        opened: list[tuple[Listener, Connect]] = []
+        given = _addresses(self.settings.listen, [endpoint for endpoint, _, _ in self._endpoints])
+        for endpoint, unit, connect in self._endpoints:
+            if passed is not None:
+                claimed = activation.claim(passed, endpoint, unit)
+                if not claimed:
+                    journal.notice(f"No socket was passed for {endpoint}; it is not served")
+            else:
+                default = [] if endpoint == activation.TCP else [paths.endpoint(endpoint)]
+                claimed = [activation.bind(address) for address in given.get(endpoint, default)]
+            opened += [(one, connect) for one in claimed]
+        if passed is not None:
+            known = {id(one) for one, _ in opened}
+            for one in passed:
+                if id(one) not in known:
+                    journal.warning(f"Closed a socket that no endpoint claims: {one.address} ({one.unit})")
+                    one.socket.close()
+        if not opened:
+            raise activation.ActivationError("there is nothing to listen on")
+        return opened
+
+    def _listen(self) -> None:
+        self._acceptors = [
+            loop.spawn(self._accept(one, connect), f"accept {one.address}")
+            for one, connect in self._listeners
+        ]
+
+    def _ignore(self) -> None:
+        for acceptor in self._acceptors:
+            acceptor.cancel()
+        self._acceptors = []
+
+    async def _accept(self, listener: Listener, connect: Connect) -> None:
+        while True:
+            await loop.readable(listener.socket.fileno())
+            for _ in range(_ACCEPT_BATCH):
+                try:
+                    if not self._accept_one(listener, connect):
+                        break
+                except OSError as error:
+                    # Out of descriptors or memory: the connection stays in the backlog; do not spin on it.
+                    journal.error(f"Cannot accept on {listener.address}: {error.strerror}")
+                    await loop.sleep(0.1)
+                    break
+
+    def _accept_one(self, listener: Listener, connect: Connect) -> bool:
+        try:
+            sock, _ = listener.socket.accept()
+        except (BlockingIOError, ConnectionAbortedError):
+            return False
+        sock.setblocking(False)
+        self.touch()
+        connection = connect(sock)
+        if connection is not None:
+            task = loop.spawn(self._attend(connection), "connection")
+            self._connections[connection] = (task, monotonic())
+        return True
+
+    async def _attend(self, connection: Connection) -> None:
+        try:
+            await connection.run()
+        except Exception as error:
+            journal.exception("A connection failed", error)
+        finally:
+            self._connections.pop(connection, None)
+            self.touch()
+
+    def _holding(self) -> bool:
+        if self._holds:
+            return True
+        now = monotonic()
+        for connection, (_, since) in self._connections.items():
+            if not connection.idle or (not connection.served and now - since < FRESH_GRACE):
+                return True
+        return False
+
+    async def _exit_when_idle(self) -> None:
+        limit = self.settings.idle_exit_sec
+        if limit <= 0:
+            return
+        while True:
+            left = self._touched + limit - monotonic()
+            if left > 0:
+                await loop.sleep(left)
+                continue
+            if self._holding():
+                # A long stream, or a caller's grace: looked at again after a whole idle time, at most 10 s, so
+                # that it costs next to no wake-ups. What ends meanwhile touches the clock itself.
+                await loop.sleep(min(max(limit, 0.05), 10.0))
+                continue
+            self._ignore()
+            if self._accept_last():
+                self._listen()
+                continue
+            for connection in list(self._connections):
+                connection.retire()
+            self._end.idle()
+            return
+
+    def _accept_last(self) -> bool:
+        accepted = False
+        for listener, connect in self._listeners:
+            try:
+                accepted |= self._accept_one(listener, connect)
+            except OSError as error:
+                journal.error(f"Cannot accept on {listener.address}: {error.strerror}")
+        return accepted
+
+    async def _drain(self) -> None:
+        """Let connections answer what has arrived, then end them."""
+        for connection in list(self._connections):
+            connection.retire()
+        patience = self.settings.stop_timeout_sec if self._end.asked else RETIRE_TIMEOUT
+        try:
+            with loop.deadline(patience):
+                while self._connections:
+                    task, _ = next(iter(self._connections.values()))
+                    ended: loop.Future[None] = loop.Future()
+                    task.when_done(lambda _done, ended=ended: ended.set_result(None))  # type: ignore[misc]
+                    await ended
+        except TimeoutError:
+            count = len(self._connections)
+            journal.warning(f"Cancelled {count} connections that did not end in {patience:g} s")
+            for task, _ in list(self._connections.values()):
+                await loop.stop(task)
+
+    def _watchdog(self, interval: float | None) -> None:
+        # From the loop that does the work: a loop that hangs must not look alive.
+        if interval is not None:
+            notify.watchdog()
+            loop.call_later(interval, self._watchdog, interval)
+
+    def reload(self) -> None:
+        notify.reloading()
+        for function in self._on_reload:
+            try:
+                function()
+            except Exception as error:
+                journal.exception("Reload failed; the old configuration stays", error)
+        notify.ready()
+
+
+class _End:
+    """Why and whether the daemon ends."""
+
+    __slots__ = ("asked", "reached")
+
+    def __init__(self) -> None:
+        self.asked = False
+        self.reached = loop.Event()
+
+    def stop(self) -> None:
+        self.asked = True
+        self.reached.set()
+
+    def idle(self) -> None:
+        self.reached.set()
+
+
+def _addresses(listen: Sequence[str], endpoints: Sequence[str]) -> dict[str, list[str]]:
+    """`NAME=ADDRESS` and bare addresses by endpoint; a bare one is for `tcp`, or the only endpoint there is."""
+    result: dict[str, list[str]] = {}
+    for entry in listen:
+        name, equals, address = entry.partition("=")
+        if not equals:
+            name, address = endpoints[0] if len(endpoints) == 1 else activation.TCP, entry
+        if name not in endpoints:
+            raise activation.ActivationError(f"no endpoint {name!r}; there are {', '.join(endpoints)}")
+        result.setdefault(name, []).append(address)
+    return result
+
+
+async def _main(
+    daemon: Daemon, build: Callable[[Daemon], None], passed: Sequence[Listener] | None
+) -> None:
+    build(daemon)
+    await daemon.run(passed)
+
+
+def run(name: str, table: Sequence[Setting], build: Callable[[Daemon], None]) -> None:
+    """The whole main of a daemon. Exits with 0 when idle or stopped, else with a status of sysexits.h."""
+    settings = load(name, table, sys.argv[1:])
+    journal.identify(name)
+    journal.set_level(settings.log_level)
+    try:
+        passed = activation.adopt()
+        loop.run(_main(Daemon(name, settings), build, passed))
+    except (activation.ActivationError, OSError) as error:
+        journal.error(f"Cannot start: {error}")
+        sys.exit(os.EX_OSERR if isinstance(error, OSError) else os.EX_CONFIG)
