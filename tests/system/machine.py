@@ -61,6 +61,7 @@ def run_in_layers(
     try:
         done = subprocess.run(
             [sys.executable, str(NSBOOT), "chroot", folder, json.dumps(spec)],
+            check=False,
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -142,9 +143,10 @@ class Machine:
         assert self._log is not None
         self._log.seek(0)
         text = self._log.read().decode(errors="replace")
-        jobs = self.run("systemctl list-jobs; journalctl -b --no-pager | tail -40", check=False) if self.pid else None
+        if self.pid:
+            text += self.run("systemctl list-jobs; journalctl -b --no-pager | tail -40", check=False).stdout
         self.poweroff()
-        return MachineError(f"{why}\n{text}{jobs.stdout if jobs else ''}")
+        return MachineError(f"{why}\n{text}")
 
     def poweroff(self, timeout: float = 30.0) -> None:
         """Shut the guest down in order; kill it if it does not. Safe to call twice."""
@@ -173,7 +175,8 @@ class Machine:
         enter = ["nsenter", "--target", str(self.pid), "--all", "--", "env", "-i", f"PATH={PATH}", "LANG=C.UTF-8"]
         if user is None:
             return [*enter, "HOME=/root", *argv]
-        return [*enter, "HOME=/nonexistent", "setpriv", f"--reuid={user}", f"--regid={user}", "--init-groups", *argv]
+        drop = ["setpriv", f"--reuid={user}", f"--regid={user}", "--init-groups"]
+        return [*enter, "HOME=/nonexistent", *drop, *argv]
 
     def run(
         self,
@@ -191,6 +194,7 @@ class Machine:
         argv = ["bash", "-c", command] if isinstance(command, str) else list(command)
         done = subprocess.run(
             self._enter(argv, user),
+            check=False,
             input=input,
             stdin=subprocess.DEVNULL if input is None else None,
             capture_output=True,
@@ -231,7 +235,8 @@ class Machine:
         deadline = time.monotonic() + timeout
         while (now := self.property(unit, name)) != value:
             if time.monotonic() > deadline:
-                raise MachineError(f"{unit}: {name} is {now}, not {value}, after {timeout:.0f} s\n{self.journal(unit)}")
+                told = self.journal(unit)
+                raise MachineError(f"{unit}: {name} is {now}, not {value}, after {timeout:.0f} s\n{told}")
             time.sleep(0.02)
 
     def journal(self, unit: str | None = None) -> str:

@@ -135,7 +135,7 @@ def enter(root: str) -> None:
 def guest_mounts(root: str) -> None:
     mount("proc", f"{root}/proc", "proc", QUIET)
     mount("sysfs", f"{root}/sys", "sysfs", QUIET | MS_RDONLY)
-    # Writable, these would let the guest's udev and sysctl reach the host. The network's part is our own namespace's.
+    # Writable, these would let the guest's udev and sysctl reach the host. The network's part is our own.
     bind(f"{root}/proc/sys", f"{root}/proc/sys")
     bind(f"{root}/proc/sys/net", f"{root}/proc/sys/net")
     mount("proc", f"{root}/proc/sys", None, MS_BIND | MS_REMOUNT | MS_RDONLY)

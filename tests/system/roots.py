@@ -31,9 +31,25 @@ from machine import Bind, MachineError, run_in_layers
 
 TREE = Path(__file__).resolve().parents[2]
 BASE_PACKAGES = (
-    "systemd systemd-sysv dbus polkitd libnss-systemd python3 curl iproute2 ca-certificates".split()
+    "systemd",
+    "systemd-sysv",
+    "dbus",
+    "polkitd",
+    "libnss-systemd",
+    "python3",
+    "curl",
+    "iproute2",
+    "ca-certificates",
 )
-BUILD_PACKAGES = "gcc libc6-dev python3-dev python3-venv pkg-config libsystemd-dev libnss-systemd".split()
+BUILD_PACKAGES = (
+    "gcc",
+    "libc6-dev",
+    "python3-dev",
+    "python3-venv",
+    "pkg-config",
+    "libsystemd-dev",
+    "libnss-systemd",
+)
 CLIENT_PACKAGES = ["openai>=1.60"]
 # What decides about the prefix: the package, its build, and everything that install.sh places.
 INPUTS = ("pyproject.toml", "setup.py", "README.md", "LICENSE", "src", "units")
@@ -132,6 +148,7 @@ def release_layer(release: Release) -> Path:
                 str(target),
                 f"deb {mirror()} {release.name} main",
             ],
+            check=False,
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -143,7 +160,7 @@ def release_layer(release: Release) -> Path:
 
 
 def network() -> tuple[list[Bind], dict[str, str]]:
-    """How pip and apt in a root reach what the host's reach: its own configuration, lent while a layer is built."""
+    """How pip and apt in a root reach what the host's reach: its configuration, lent while a layer is built."""
     binds: list[Bind] = []
     lent = [Path("/etc/resolv.conf"), Path("/etc/hosts"), Path("/etc/pip.conf"), Path("/etc/xdg/pip")]
     lent += [Path("/etc/ssl/certs/ca-certificates.crt")]
@@ -166,10 +183,10 @@ def network() -> tuple[list[Bind], dict[str, str]]:
         or name.lower().endswith("_proxy")
         or name in ("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE")
     }
-    for variable, option in (("PIP_INDEX_URL", "global.index-url"), ("PIP_EXTRA_INDEX_URL", "global.extra-index-url")):
-        found = re.search(rf"^{option}='(.*)'$", configured, re.MULTILINE)
+    for option in ("index-url", "extra-index-url"):
+        found = re.search(rf"^global\.{option}='(.*)'$", configured, re.MULTILINE)
         if found:
-            env.setdefault(variable, found[1])
+            env.setdefault(f"PIP_{option.replace('-', '_').upper()}", found[1])
     return binds, env
 
 

@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the unit files promise, read as text: endpoints, accounts, limits. `tests/system` asks systemd itself."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from syntrop.common import authority
+
+UNITS = Path(__file__).resolve().parents[3] / "units"
+DAEMONS = ("routerd", "inferenced", "modeld", "contextd", "toold", "runtimed", "systemd-sentry")
+PSI_READERS = ("routerd", "inferenced", "contextd", "runtimed", "systemd-sentry")
+
+ENDPOINTS = {
+    "routerd.socket": (
+        ["127.0.0.1:32768", "[::1]:32768", "/run/syntrop/router.sock", "/run/syntrop/io.syntrop.Router1"],
+        "0666",
+        None,
+    ),
+    "inferenced.socket": (["/run/syntrop/io.syntrop.Inference1"], "0666", None),
+    "inferenced-enclave.socket": (
+        ["/run/syntrop/sentry.sock", "/run/syntrop/gateway.sock", "/run/syntrop/fd.sock"],
+        "0660",
+        "syntrop",
+    ),
+    "modeld.socket": (["/run/syntrop/io.syntrop.Model1"], "0666", None),
+    "contextd.socket": (["/run/syntrop/io.syntrop.Context1"], "0666", None),
+    "toold.socket": (["/run/syntrop/io.syntrop.Tool1"], "0666", None),
+    "runtimed.socket": (["/run/syntrop/io.syntrop.Runtime1"], "0666", None),
+    "systemd-sentry.socket": (["/run/systemd-sentry/sentry.sock"], "0660", "syntrop"),
+}
+
+
+class Unit:
+    """A unit file: every value of every directive, in order."""
+
+    def __init__(self, name: str) -> None:
+        self.values: dict[str, list[str]] = {}
+        for line in (UNITS / name).read_text().splitlines():
+            if "=" in line and not line.startswith(("#", ";", "[")):
+                key, _, value = line.partition("=")
+                self.values.setdefault(key, []).append(value)
+
+    def all(self, key: str) -> list[str]:
+        return self.values.get(key, [])
+
+    def one(self, key: str) -> str | None:
+        values = self.all(key)
+        assert len(values) <= 1, f"{key} is set twice"
+        return values[0] if values else None
+
+
+def sysusers() -> dict[str, list[list[str]]]:
+    lines: dict[str, list[list[str]]] = {}
+    for line in (UNITS / "sysusers.d/syntrop.conf").read_text().splitlines():
+        if line and not line.startswith("#"):
+            kind, *rest = line.split()
+            lines.setdefault(kind, []).append(rest)
+    return lines
+
+
+def test_there_is_one_pair_per_daemon_and_nothing_else() -> None:
+    assert {path.name for path in UNITS.glob("*.socket")} == set(ENDPOINTS)
+    services = {f"{name}.service" for name in DAEMONS}
+    assert {path.name for path in UNITS.glob("*.service")} == services | {"syntrop-ports.service"}
+
+
+@pytest.mark.parametrize("name", ENDPOINTS)
+def test_endpoints_modes_and_order(name: str) -> None:
+    socket = Unit(name)
+    assert (socket.all("ListenStream"), socket.one("SocketMode"), socket.one("SocketGroup")) == ENDPOINTS[name]
+    # No name of its own: the manager then passes the unit's, by which activation tells sockets apart.
+    assert socket.one("FileDescriptorName") is None
+
+
+@pytest.mark.parametrize("name", ENDPOINTS)
+def test_sockets_survive_storms(name: str) -> None:
+    socket = Unit(name)
+    assert int(socket.one("Backlog") or 0) >= 2000
+    assert int(socket.one("TriggerLimitBurst") or 0) >= 1000
+    assert socket.one("Accept") is None
+    assert socket.one("WantedBy") == "syntrop-sockets.target"
+
+
+def test_the_two_sockets_of_inferenced_come_and_go_together() -> None:
+    assert Unit("inferenced.socket").one("BindsTo") == "inferenced-enclave.socket"
+    assert Unit("inferenced-enclave.socket").one("BindsTo") == "inferenced.socket"
+    assert Unit("inferenced-enclave.socket").one("Service") == "inferenced.service"
+    service = Unit("inferenced.service")
+    assert service.one("Sockets") == service.one("Requires") == "inferenced.socket inferenced-enclave.socket"
+
+
+@pytest.mark.parametrize("name", DAEMONS)
+def test_services(name: str) -> None:
+    service = Unit(f"{name}.service")
+    assert service.one("Type") == "notify"
+    assert service.one("ExecStart") == f"/usr/lib/syntrop/bin/{name}"
+    assert service.one("Slice") == "syntrop.slice"
+    assert service.one("StartLimitIntervalSec") == "0"
+    assert service.one("Restart") == "on-failure"
+    assert service.one("RestartSec") is not None
+    assert service.one("WatchdogSec") is not None
+    # 4,096 connections are promised, and a connection may bring a descriptor or stand for one upstream.
+    assert int(service.one("LimitNOFILE") or 0) >= 2 * 4096
+    # Stopping or restarting a socket stops its service first, since a socket cannot start while it runs.
+    assert f"{name}.socket" in (service.one("Requires") or "")
+
+
+@pytest.mark.parametrize("name", DAEMONS)
+def test_sandboxes(name: str) -> None:
+    service = Unit(f"{name}.service")
+    for directive in ("RuntimeDirectory", "DynamicUser", "PrivateUsers", "AmbientCapabilities", "Delegate"):
+        assert service.one(directive) is None, directive
+    assert service.one("CapabilityBoundingSet") == ""
+    assert service.one("MemoryDenyWriteExecute") == "yes"
+    assert service.one("ProtectProc") == (None if name == "inferenced" else "invisible")
+    if name in PSI_READERS:
+        assert service.one("ProcSubset") is None
+    families = "AF_UNIX AF_NETLINK" if name in ("inferenced", "toold") else "AF_UNIX"
+    assert service.one("RestrictAddressFamilies") == families
+    state = service.one("StateDirectory")
+    assert state in (None, f"syntrop/{name.removeprefix('systemd-')}")
+
+
+def test_accounts_are_those_of_the_authority_table() -> None:
+    lines = sysusers()
+    assert [line[0] for line in lines["u"]] == list(authority.USERS)
+    assert [line[0] for line in lines["g"]] == [authority.GROUP]
+    users = {Unit(f"{name}.service").one("User") for name in DAEMONS}
+    assert users == set(authority.USERS)
+    assert len(users) == len(DAEMONS)
+    assert {group for _, group in lines["m"]} == {authority.GROUP}
+
+
+def test_the_target_and_the_presets_switch_every_socket_on() -> None:
+    target = Unit("syntrop-sockets.target")
+    assert set((target.one("Also") or "").split()) == set(ENDPOINTS)
+    presets = (UNITS / "system-preset/80-syntrop.preset").read_text()
+    assert set(re.findall(r"^enable (\S+)$", presets, re.MULTILINE)) == {*ENDPOINTS, "syntrop-sockets.target"}
+
+
+def test_runtime_folders_belong_to_no_service() -> None:
+    tmpfiles = (UNITS / "tmpfiles.d/syntrop.conf").read_text()
+    for folder in ("/run/syntrop", "/run/systemd-sentry", "/var/lib/syntrop"):
+        assert re.search(rf"^d {folder}\s+0755 root root -$", tmpfiles, re.MULTILINE), folder
+
+
+def test_polkit_actions_are_those_of_the_authority_table() -> None:
+    policy = ElementTree.parse(UNITS / "polkit/actions/io.syntrop.policy").getroot()
+    actions = {action.get("id"): action for action in policy.iter("action")}
+    assert set(actions) == {right.action for right in authority.RIGHTS if right.action}
+    for action in actions.values():
+        owner = action.find("annotate[@key='org.freedesktop.policykit.owner']")
+        assert owner is not None and owner.text is not None
+        assert owner.text.split() == [f"unix-user:{user}" for user in authority.USERS]
+
+
+def test_the_bus_opens_two_methods_to_one_user() -> None:
+    config = ElementTree.parse(UNITS / "dbus-1/system.d/io.syntrop.conf").getroot()
+    policies = list(config.iter("policy"))
+    assert [policy.attrib for policy in policies] == [{"user": "inferenced"}]
+    assert [allow.get("send_member") for allow in policies[0]] == ["FreezeUnit", "ThawUnit"]
+
+
+@pytest.mark.parametrize(
+    ("present", "expected"),
+    [("", "32768"), ("8080", "8080,32768"), ("8080,9000-9100", "8080,9000-9100,32768")],
+)
+def test_reserving_the_port_keeps_other_reservations(tmp_path: Path, present: str, expected: str) -> None:
+    command = Unit("syntrop-ports.service").one("ExecStart")
+    assert command is not None
+    script = command.removeprefix("/bin/sh -euc '").removesuffix("'").replace("$$", "$")
+    table = tmp_path / "reserved"
+    table.write_text(present + "\n")
+    script = script.replace("/proc/sys/net/ipv4/ip_local_reserved_ports", str(table))
+    subprocess.run(["/bin/sh", "-euc", script], check=True)
+    assert table.read_text().strip() == expected
+
+
+def test_the_remote_drop_in_opens_only_what_remote_providers_need() -> None:
+    drop_in = Unit("optional/routerd.service.d/remote.conf")
+    assert set(drop_in.values) == {"PrivateNetwork", "RestrictAddressFamilies", "IPAddressAllow"}
+    assert drop_in.one("RestrictAddressFamilies") == "AF_INET AF_INET6"
+
+
+def test_the_installer_is_sound_shell() -> None:
+    subprocess.run(["/bin/sh", "-n", str(UNITS / "install.sh")], check=True)
