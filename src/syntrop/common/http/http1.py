@@ -342,7 +342,9 @@ def _judge(error: httptools.HttpParserError) -> Refused:
     if isinstance(error, httptools.HttpParserInvalidMethodError):
         return Refused(501, "the request's method is not understood")
     reason = str(error) or "not HTTP"
-    return Refused(505 if reason == "Invalid HTTP version" else 400, f"malformed request: {reason}")
+    if reason in ("Invalid HTTP version", "Pause on PRI/Upgrade"):
+        return Refused(505, "only HTTP/1.0 and HTTP/1.1 are spoken here")
+    return Refused(400, f"malformed request: {reason}")
 
 
 def _split_target(target: bytes, authority: str | None) -> tuple[str, str | None]:
