@@ -1,0 +1,382 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The parts of a level that need no instruction by name: written once with the compiler's vector types and
+ * compiled in every level's unit at that level's width. The unit defines beforehand
+ *   VL                    floats in a register (4, 8, 16), and LEVEL(name), its suffix;
+ *   vf, vi                VL floats, VL int32;
+ *   load_half, store_half conversion of VL halves (round to nearest even);
+ *   QK_ROWS, PV_ROWS, PV_VECS  the register tile of attention;
+ *   matmul_quantized      the kernel of the quantised types, the reason why levels exist.
+ */
+
+#define INLINE static inline __attribute__((always_inline))
+
+typedef vf vf_any __attribute__((aligned(4), may_alias));
+typedef uint16_t vh __attribute__((vector_size(2 * VL)));
+typedef vh vh_any __attribute__((aligned(2), may_alias));
+typedef uint32_t vu __attribute__((vector_size(4 * VL)));
+
+INLINE vf load(const float *p) { return *(const vf_any *)p; }
+INLINE void store(float *p, vf v) { *(vf_any *)p = v; }
+INLINE vf splat(float x) { return x - (vf){0}; }
+INLINE vf choose(vi mask, vf a, vf b) { return (vf)(((vi)a & mask) | ((vi)b & ~mask)); }
+INLINE vf larger(vf a, vf b) { return choose(a > b, a, b); }
+INLINE vf magnitude(vf a) { return (vf)((vi)a & 0x7fffffff); }
+INLINE vf load_bf16(const uint16_t *p)
+{
+    return (vf)(__builtin_convertvector(*(const vh_any *)p, vu) << 16);
+}
+
+INLINE float sum(vf v)
+{
+    float total = 0;
+    for (int i = 0; i < VL; i++)
+        total += v[i];
+    return total;
+}
+
+INLINE float largest(vf v)
+{
+    float top = v[0];
+    for (int i = 1; i < VL; i++)
+        top = v[i] > top ? v[i] : top;
+    return top;
+}
+
+/* Round to nearest even, for |x| < 2^22: the adder does it when the unit of the last place is 1. */
+#define ROUND_MAGIC 12582912.0f
+INLINE vi round_int(vf x) { return (vi)(x + ROUND_MAGIC) - 0x4b400000; }
+
+/* e^x to about 2 ulp; 0 below -87 (so also for minus infinity), saturating above 88. */
+INLINE vf vexp(vf x)
+{
+    vi tiny = x < splat(-87.0f);
+    x = choose(x > splat(88.0f), splat(88.0f), x);
+    x = choose(tiny, splat(0.0f), x);
+    vf n = (x * 1.44269504f + ROUND_MAGIC) - ROUND_MAGIC;
+    vf r = (x - n * 0.693359375f) - n * -2.12194440e-4f;
+    vf p = splat(1.9875691500e-4f);
+    p = p * r + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * (r * r) + r + 1.0f;
+    p = (vf)((vi)p + (round_int(n) << 23));
+    return choose(tiny, splat(0.0f), p);
+}
+
+static void body_exp(const float *x, float *y, int32_t n)
+{
+    for (int32_t i = 0; i < n; i += VL) {
+        float part[VL] = {0};
+        int32_t count = n - i < VL ? n - i : VL;
+        memcpy(part, x + i, (size_t)count * 4);
+        store(part, vexp(load(part)));
+        memcpy(y + i, part, (size_t)count * 4);
+    }
+}
+
+static void body_half(const float *x, uint16_t *half, float *back, int32_t n)
+{
+    for (int32_t i = 0; i < n; i += VL) {
+        float part[VL] = {0};
+        uint16_t bits[VL];
+        int32_t count = n - i < VL ? n - i : VL;
+        memcpy(part, x + i, (size_t)count * 4);
+        store_half(bits, load(part));
+        memcpy(half + i, bits, (size_t)count * 2);
+        store(part, load_half(bits));
+        memcpy(back + i, part, (size_t)count * 4);
+    }
+}
+
+static void body_norm(const float *x, const float *weight, int32_t n, float eps, float *out)
+{
+    vf squares = {0};
+    int32_t i = 0;
+    for (; i + VL <= n; i += VL)
+        squares += load(x + i) * load(x + i);
+    float total = sum(squares);
+    for (; i < n; i++)
+        total += x[i] * x[i];
+    float scale = 1.0f / __builtin_sqrtf(total / (float)n + eps);
+    for (i = 0; i + VL <= n; i += VL)
+        store(out + i, load(x + i) * scale * load(weight + i));
+    for (; i < n; i++)
+        out[i] = x[i] * scale * weight[i];
+}
+
+static void body_quantize(const float *x, int32_t n, sy_acts *a, int32_t t, int32_t block)
+{
+    size_t group = (size_t)(t / GROUP) * (size_t)a->blocks;
+    int lane = t % GROUP;
+    for (int32_t b = 0; b < n / QBLOCK; b++, x += QBLOCK) {
+        size_t at = group + (size_t)(block + b);
+        vf top = {0};
+        for (int i = 0; i < QBLOCK; i += VL)
+            top = larger(magnitude(load(x + i)), top);
+        float d = largest(top) / 127.0f, inverse = d > 0 ? 1.0f / d : 0.0f;
+        int8_t codes[QBLOCK];
+        vi total = {0};
+        for (int i = 0; i < QBLOCK; i += VL) {
+            vi code = round_int(load(x + i) * inverse);
+            /* At most 127 by arithmetic; what NaN and infinity turn into is cut to a byte, whatever it is. */
+            typedef int8_t vb __attribute__((vector_size(VL)));
+            vb narrow = __builtin_convertvector(code, vb);
+            memcpy(codes + i, &narrow, VL);
+            total += __builtin_convertvector(narrow, vi);
+        }
+        int32_t codesum = 0;
+        for (int i = 0; i < VL; i++)
+            codesum += total[i];
+        int8_t *q = a->q + at * QBLOCK * GROUP + lane * 4;
+        for (int i = 0; i < QBLOCK / 4; i++)
+            memcpy(q + i * GROUP * 4, codes + i * 4, 4);
+        a->d[at * GROUP + lane] = d;
+        a->s[at * GROUP + lane] = d * (float)codesum;
+        a->neg[at * GROUP + lane] = -codesum;
+    }
+}
+
+static void body_silu_mul(float *gate, const float *up, int32_t n)
+{
+    for (int32_t i = 0; i < n; i += VL) {
+        vf g = load(gate + i);
+        store(gate + i, g / (1.0f + vexp(-g)) * load(up + i));
+    }
+}
+
+static void body_rotate(float *x, const float *cos_sin, int32_t pairs)
+{
+    for (int32_t i = 0; i < pairs; i++) {
+        float c = cos_sin[2 * i], s = cos_sin[2 * i + 1], a = x[2 * i], b = x[2 * i + 1];
+        x[2 * i] = a * c - b * s;
+        x[2 * i + 1] = a * s + b * c;
+    }
+}
+
+static void body_store_kv(uint8_t *keys, uint8_t *values, int32_t slot, const float *k, const float *v,
+                          int32_t head_dim, int32_t head_pad, int32_t kv_f32)
+{
+    /* The padding of a head stays zero from the block's birth. */
+    if (kv_f32) {
+        float *kf = (float *)keys + slot, *vrow = (float *)values + (size_t)slot * head_pad;
+        for (int32_t i = 0; i < head_dim; i++)
+            kf[i * SY_BLOCK] = k[i];
+        memcpy(vrow, v, (size_t)head_dim * 4);
+        return;
+    }
+    uint16_t *kh = (uint16_t *)keys + slot, *vrow = (uint16_t *)values + (size_t)slot * head_pad, bits[VL];
+    int32_t i = 0;
+    for (; i + VL <= head_dim; i += VL) {
+        store_half(vrow + i, load(v + i));
+        store_half(bits, load(k + i));
+        for (int j = 0; j < VL; j++)
+            kh[(i + j) * SY_BLOCK] = bits[j];
+    }
+    for (; i < head_dim; i++) {
+        kh[i * SY_BLOCK] = sy_float_to_half(k[i]);
+        vrow[i] = sy_float_to_half(v[i]);
+    }
+}
+
+/* Attention, in chunks of the context with a running maximum and sum, so that the scores stay in L1. */
+#define CHUNK 256
+
+INLINE vf load_kv(const uint8_t *base, int32_t at, const int f32)
+{
+    return f32 ? load((const float *)base + at) : load_half((const uint16_t *)base + at);
+}
+
+INLINE void scores(const float *q, const uint8_t *keys, int32_t head_dim, float *s, const int rows,
+                   const int f32)
+{
+    for (int c = 0; c < SY_BLOCK; c += VL) {
+        vf acc[QK_ROWS];
+        for (int r = 0; r < rows; r++)
+            acc[r] = splat(0);
+        for (int32_t d = 0; d < head_dim; d++) {
+            vf k = load_kv(keys, d * SY_BLOCK + c, f32);
+            for (int r = 0; r < rows; r++)
+                acc[r] += k * q[d * ATTEND_ROWS + r];
+        }
+        for (int r = 0; r < rows; r++)
+            store(s + r * CHUNK + c, acc[r]);
+    }
+}
+
+INLINE void blend(const float *s, const uint8_t *const *values, int32_t tokens, int32_t head_pad, int32_t d0,
+                  float *o, const int vecs, const int f32)
+{
+    vf acc[PV_ROWS][PV_VECS];
+    for (int r = 0; r < PV_ROWS; r++)
+        for (int j = 0; j < vecs; j++)
+            acc[r][j] = load(o + r * MAX_HEAD + d0 + j * VL);
+    for (int32_t t = 0; t < tokens; t++) {
+        const uint8_t *v = values[t / SY_BLOCK];
+        int32_t at = (t % SY_BLOCK) * head_pad + d0;
+        vf row[PV_VECS];
+        for (int j = 0; j < vecs; j++)
+            row[j] = load_kv(v, at + j * VL, f32);
+        for (int r = 0; r < PV_ROWS; r++)
+            for (int j = 0; j < vecs; j++)
+                acc[r][j] += row[j] * s[r * CHUNK + t];
+    }
+    for (int r = 0; r < PV_ROWS; r++)
+        for (int j = 0; j < vecs; j++)
+            store(o + r * MAX_HEAD + d0 + j * VL, acc[r][j]);
+}
+
+INLINE void attend_typed(const sy_attend *a, const int f32)
+{
+    float q[MAX_HEAD * ATTEND_ROWS] __attribute__((aligned(64)));
+    float s[ATTEND_ROWS * CHUNK] __attribute__((aligned(64)));
+    float o[ATTEND_ROWS * MAX_HEAD] __attribute__((aligned(64)));
+    float top[ATTEND_ROWS], total[ATTEND_ROWS];
+    int32_t rows = a->tokens * a->heads, padded = (rows + QK_ROWS / 2 - 1) / (QK_ROWS / 2) * (QK_ROWS / 2);
+    int32_t length = a->first + a->tokens;
+
+    for (int32_t r = 0; r < padded; r++) {
+        if (r < rows) {
+            const float *from = a->q + (size_t)(r / a->heads) * a->q_stride + (r % a->heads) * a->head_dim;
+            for (int32_t d = 0; d < a->head_dim; d++)
+                q[d * ATTEND_ROWS + r] = from[d] * a->scale;
+        } else {
+            for (int32_t d = 0; d < a->head_dim; d++)
+                q[d * ATTEND_ROWS + r] = 0;
+        }
+        top[r] = -__builtin_inff();
+        total[r] = 0;
+        memset(o + r * MAX_HEAD, 0, (size_t)a->head_pad * 4);
+    }
+
+    for (int32_t start = 0; start < length; start += CHUNK) {
+        int32_t count = length - start < CHUNK ? length - start : CHUNK;
+        int32_t blocks = (count + SY_BLOCK - 1) / SY_BLOCK;
+        const uint8_t *values[CHUNK / SY_BLOCK];
+        for (int32_t b = 0; b < blocks; b++) {
+            const uint8_t *block = a->blocks[a->table[start / SY_BLOCK + b]];
+            values[b] = block + a->value;
+            int32_t r = 0;
+            for (; r + QK_ROWS <= padded; r += QK_ROWS)
+                scores(q + r, block + a->key, a->head_dim, s + r * CHUNK + b * SY_BLOCK, QK_ROWS, f32);
+            if (r < padded)
+                scores(q + r, block + a->key, a->head_dim, s + r * CHUNK + b * SY_BLOCK, QK_ROWS / 2, f32);
+        }
+        for (int32_t r = 0; r < padded; r++) {
+            float *row = s + r * CHUNK;
+            /* A token sees itself and what stands before it. The rest of the last block is not initialised. */
+            int32_t seen = r < rows ? a->first + r / a->heads + 1 - start : count;
+            for (int32_t t = seen < 0 ? 0 : seen; t < blocks * SY_BLOCK; t++)
+                row[t] = -__builtin_inff();
+            vf peak = splat(top[r]);
+            for (int32_t t = 0; t < blocks * SY_BLOCK; t += VL)
+                peak = larger(load(row + t), peak);
+            float now = largest(peak);
+            if (now == -__builtin_inff()) /* nothing seen: keep exp away from inf - inf */
+                now = 0;
+            vf mass = {0};
+            for (int32_t t = 0; t < blocks * SY_BLOCK; t += VL) {
+                vf p = vexp(load(row + t) - now);
+                store(row + t, p);
+                mass += p;
+            }
+            if (start) {
+                float keep[VL];
+                store(keep, vexp(splat(top[r] - now)));
+                total[r] *= keep[0];
+                for (int32_t d = 0; d < a->head_pad; d += VL)
+                    store(o + r * MAX_HEAD + d, load(o + r * MAX_HEAD + d) * keep[0]);
+            }
+            total[r] += sum(mass);
+            top[r] = now;
+        }
+        for (int32_t r = 0; r < padded; r += PV_ROWS) {
+            int32_t d = 0;
+            for (; d + PV_VECS * VL <= a->head_pad; d += PV_VECS * VL)
+                blend(s + r * CHUNK, values, count, a->head_pad, d, o + r * MAX_HEAD, PV_VECS, f32);
+            for (; d < a->head_pad; d += VL)
+                blend(s + r * CHUNK, values, count, a->head_pad, d, o + r * MAX_HEAD, 1, f32);
+        }
+    }
+
+    for (int32_t r = 0; r < rows; r++) {
+        float *to = a->out + (size_t)(r / a->heads) * a->out_stride + (r % a->heads) * a->head_dim;
+        float inverse = 1.0f / total[r];
+        for (int32_t d = 0; d < a->head_dim; d++)
+            to[d] = o[r * MAX_HEAD + d] * inverse;
+    }
+}
+
+static void body_attend(const sy_attend *a)
+{
+    if (a->kv_f32)
+        attend_typed(a, 1);
+    else
+        attend_typed(a, 0);
+}
+
+/* Float weights: F32, F16, BF16 by float32 activations. */
+INLINE vf load_weight(const uint8_t *w, int32_t at, const int type)
+{
+    if (type == SY_F32)
+        return load((const float *)w + at);
+    if (type == SY_F16)
+        return load_half((const uint16_t *)w + at);
+    return load_bf16((const uint16_t *)w + at);
+}
+
+#define FLOAT_TILE 4
+INLINE void float_tile(const uint8_t *w, const sy_acts *x, int32_t t, int32_t count, float *out,
+                       size_t stride, int add, const int type)
+{
+    const float *row[FLOAT_TILE];
+    for (int i = 0; i < FLOAT_TILE; i++) /* tokens that are not there repeat the last */
+        row[i] = x->f + (size_t)(t + (i < count ? i : count - 1)) * x->f_stride;
+    for (int c = 0; c < PANEL; c += VL) {
+        vf acc[FLOAT_TILE];
+        for (int i = 0; i < FLOAT_TILE; i++)
+            acc[i] = splat(0);
+        for (int32_t k = 0; k < x->cols; k++) {
+            vf weight = load_weight(w, k * PANEL + c, type);
+            for (int i = 0; i < FLOAT_TILE; i++)
+                acc[i] += weight * row[i][k];
+        }
+        for (int i = 0; i < FLOAT_TILE; i++)
+            if (i < count) {
+                float *to = out + (size_t)i * stride + c;
+                store(to, add ? load(to) + acc[i] : acc[i]);
+            }
+    }
+}
+
+static void body_matmul(const sy_matrix *m, int32_t panel, const sy_acts *x, int32_t t0, int32_t t1,
+                        float *out, size_t stride, int add)
+{
+    const uint8_t *w = m->data + (size_t)panel * m->panel_bytes;
+    if (m->type != SY_F32 && m->type != SY_F16 && m->type != SY_BF16) {
+        matmul_quantized(w, m->type, x, t0, t1, out, stride, add);
+        return;
+    }
+    for (int32_t t = t0; t < t1; t += FLOAT_TILE, out += FLOAT_TILE * stride) {
+        int32_t count = t1 - t < FLOAT_TILE ? t1 - t : FLOAT_TILE;
+        if (m->type == SY_F32)
+            float_tile(w, x, t, count, out, stride, add, SY_F32);
+        else if (m->type == SY_F16)
+            float_tile(w, x, t, count, out, stride, add, SY_F16);
+        else
+            float_tile(w, x, t, count, out, stride, add, SY_BF16);
+    }
+}
+
+const sy_ops LEVEL(sy_ops_) = {
+    .matmul = body_matmul,
+    .norm = body_norm,
+    .quantize = body_quantize,
+    .silu_mul = body_silu_mul,
+    .rotate = body_rotate,
+    .store_kv = body_store_kv,
+    .attend = body_attend,
+    .exp = body_exp,
+    .half = body_half,
+};

@@ -1,0 +1,140 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the translation units of the engine share.
+ *
+ * Layouts
+ *   packed matrix   Panels of 16 rows. A panel of a quantised type is a run of blocks of 32 columns: the
+ *                   scales of its 16 rows (f16), for Q4_1 then their 16 minima, then the codes in words of
+ *                   four columns, 16 rows side by side, so that a register of 16 lanes holds four columns
+ *                   of every row, which is what a VNNI lane multiplies. Four-bit words hold columns 4i..4i+3
+ *                   in the low and 16+4i.. in the high nibbles (as the file has them: packing is a transposition
+ *                   of words). Q8_0 codes are kept with the sign bit flipped, i.e. plus 128, because VNNI
+ *                   wants one unsigned side. A panel of a float type is cols × 16 numbers of that type.
+ *   activations     q8: groups of 8 tokens; inside a group, blocks of 32 columns; inside a block the 8 words of
+ *                   four codes, 8 tokens side by side, so that a tile of tokens lies at fixed offsets.
+ *                   f32: row by row.
+ *   KV block        For each layer and KV head the keys as head_pad × 16 tokens (a column of 16 scores
+ *                   is one register, without horizontal sums), then the values as 16 tokens × head_pad.
+ */
+#pragma once
+
+#include <stdatomic.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include "engine.cdef"
+
+#define PANEL 16 /* rows of a panel */
+#define QBLOCK 32 /* columns that share a scale */
+#define GROUP 8 /* tokens of a group of activations */
+#define MAX_HEAD 256 /* widest head: bounds the stack of attention */
+#define MAX_THREADS 256
+
+typedef struct {
+    int32_t type, rows, cols, panels;
+    size_t panel_bytes;
+    uint8_t *data;
+} sy_matrix;
+
+/* Activations of up to max_batch tokens, in the forms that their consumers need (others are NULL). */
+typedef struct {
+    int32_t cols, blocks;
+    int8_t *q;     /* [group][block][8 words][GROUP tokens][4] */
+    float *d;      /* [group][block][GROUP]: scale */
+    float *s;      /* [group][block][GROUP]: scale × sum of codes, for the minima of Q4_1 */
+    int32_t *neg;  /* [group][block][GROUP]: minus the sum of codes, for codes with an offset */
+    float *f;      /* [token][f_stride] */
+    size_t f_stride;
+} sy_acts;
+
+/* Attention of the heads of one group over one run of consecutive tokens of one sequence. */
+typedef struct {
+    const float *q; /* first token, first head; rotated */
+    size_t q_stride;
+    int32_t tokens, first, heads, head_dim, head_pad, kv_f32;
+    const int32_t *table;
+    uint8_t *const *blocks;
+    size_t key, value; /* offsets inside a block of the keys and values of this layer and KV head */
+    float scale;
+    float *out; /* as q */
+    size_t out_stride;
+} sy_attend;
+
+#define ATTEND_ROWS 32 /* query rows (tokens × heads) of one call to attend */
+
+typedef struct {
+    /* out[t][0..16) (+)= panel · x[t] for tokens [t0, t1); t0 a multiple of GROUP. out is at token t0. */
+    void (*matmul)(const sy_matrix *m, int32_t panel, const sy_acts *x, int32_t t0, int32_t t1, float *out,
+                   size_t stride, int add);
+    void (*norm)(const float *x, const float *weight, int32_t n, float eps, float *out);
+    /* Blocks [block, block + n / 32) of token t, from n floats. */
+    void (*quantize)(const float *x, int32_t n, sy_acts *a, int32_t t, int32_t block);
+    void (*silu_mul)(float *gate, const float *up, int32_t n);
+    void (*rotate)(float *x, const float *cos_sin, int32_t pairs);
+    void (*store_kv)(uint8_t *keys, uint8_t *values, int32_t slot, const float *k, const float *v,
+                     int32_t head_dim, int32_t head_pad, int32_t kv_f32);
+    void (*attend)(const sy_attend *a);
+    void (*exp)(const float *x, float *y, int32_t n);
+    void (*half)(const float *x, uint16_t *half, float *back, int32_t n);
+} sy_ops;
+
+extern const sy_ops sy_ops_scalar;
+#if defined(__x86_64__)
+extern const sy_ops sy_ops_avx2, sy_ops_avx512;
+#endif
+
+const sy_ops *sy_ops_of(int level); /* NULL when it cannot run here */
+
+/* pack.c */
+void sy_pack_panels(sy_matrix *m, const void *src, int32_t first, int32_t last);
+void sy_unpack_row(const sy_matrix *m, int32_t row, float *out);
+int sy_matrix_shape(sy_matrix *m, int type, int32_t rows, int32_t cols);
+
+/* pool.c: one pool for the process, one job at a time. */
+typedef void (*sy_job)(void *arg, int thread, int threads);
+int sy_pool_acquire(int threads); /* make sure that many can run; hold the pool */
+int sy_pool_grow(int threads);
+void sy_pool_release(void);
+int sy_pool_run(sy_job job, void *arg, int threads); /* the caller is thread 0; the number that ran */
+void sy_barrier(int threads);
+
+static inline float sy_half_to_float(uint16_t h)
+{
+    uint32_t bits = (uint32_t)(h & 0x7fff) << 13, out;
+    float f;
+    memcpy(&f, &bits, 4);
+    f *= 0x1p112f; /* rebias; exact, subnormals included */
+    memcpy(&out, &f, 4);
+    if ((h & 0x7c00) == 0x7c00)
+        out |= 0x7f800000;
+    out |= (uint32_t)(h & 0x8000) << 16;
+    memcpy(&f, &out, 4);
+    return f;
+}
+
+static inline float sy_bf16_to_float(uint16_t h)
+{
+    uint32_t bits = (uint32_t)h << 16;
+    float f;
+    memcpy(&f, &bits, 4);
+    return f;
+}
+
+static inline uint16_t sy_float_to_half(float f)
+{
+    uint32_t x;
+    memcpy(&x, &f, 4);
+    uint32_t sign = (x >> 16) & 0x8000;
+    x &= 0x7fffffff;
+    if (x >= 0x47800000) /* 65536 and more, infinity, not a number */
+        return (uint16_t)(sign | (x > 0x7f800000 ? 0x7e00 : 0x7c00));
+    if (x < 0x38800000) { /* subnormal: adding a half lets the adder round to multiples of 2^-24 */
+        float a;
+        memcpy(&a, &x, 4);
+        a += 0.5f;
+        memcpy(&x, &a, 4);
+        return (uint16_t)(sign | (x - 0x3f000000));
+    }
+    x += 0xc8000fff + ((x >> 13) & 1); /* rebias and round to even */
+    return (uint16_t)(sign | (x >> 13));
+}
