@@ -106,7 +106,9 @@ class Generation:
             outcome = engine_error(error)
         except TimeoutError:
             outcome = chat.EngineTimeout(f"The engine said nothing for {self._engine.timeout:g} seconds.")
-        except (ConnectionLost, OSError):
+        except OSError as error:  # a kept connection had ended, and there is no new one to be had
+            outcome = chat.Unavailable(f"The local engine cannot be reached: {error}.")
+        except ConnectionLost:
             outcome = chat.GenerationFailed("The engine went away before the answer was complete.")
         except InvalidReply as error:
             outcome = chat.GenerationFailed(f"The engine broke its protocol: {error}.")

@@ -68,7 +68,7 @@ class Exchange:
     that the reply is not whole.
     """
 
-    __slots__ = ("_connection", "_framed", "_received", "close", "finished", "id", "request", "started")
+    __slots__ = ("_connection", "_framed", "_received", "close", "finished", "id", "request", "started", "unread")
 
     def __init__(self, connection: Connection, request: http1.Head) -> None:
         self._connection = connection
@@ -79,6 +79,7 @@ class Exchange:
         self.close = not request.keep_alive
         self.started = False
         self.finished = False
+        self.unread = False
 
     @property
     def local(self) -> bool:
@@ -146,7 +147,8 @@ class Exchange:
             raise RuntimeError("a reply was started already")
         connection = self._connection
         # A body that nobody read stands between us and the next request.
-        self.close = self.close or connection.retired or not (self._received or connection.take_end())
+        self.unread = not (self._received or connection.take_end())
+        self.close = self.close or connection.retired or self.unread
         how = []
         if self.close:
             how.append(("connection", "close"))
@@ -309,7 +311,8 @@ class Connection:
         if not exchange.finished:
             return False
         if exchange.close:
-            await self._linger()
+            if exchange.unread or self._waiting():
+                await self._linger()
             return False
         return True
 

@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A process that plays runtimed and modeld for routerd's tests, on our own Varlink server.
+
+`Generate` does what the last message says: a JSON array of steps `["say", text]`, `["wait", seconds]`,
+`["repeat", text, seconds]`, `["error", name, parameters]`, `["die"]`, `["finish", reason]`. Calls and hang-ups
+are written to `double.jsonl` in the run root, with their time on the monotonic clock.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from typing import Any
+
+from syntrop.common import loop, paths, service
+from syntrop.common.varlink.errors import ConnectionLost, VarlinkError
+from syntrop.common.varlink.server import Call
+
+MODELS = ("alpha:1", "beta:latest", "org/gamma:2")
+
+
+def note(event: str, **fields: Any) -> None:
+    with open(paths.run("double.jsonl"), "a", encoding="utf-8") as log:
+        log.write(json.dumps({"event": event, "at": time.monotonic(), **fields}) + "\n")
+
+
+class Runtime1:
+    async def Generate(self, call: Call, **given: Any) -> dict[str, Any]:
+        note("call", parameters=given)
+        if given["model"] not in MODELS:
+            raise VarlinkError("io.syntrop.Runtime1.ModelNotFound", model=given["model"])
+        said: list[str] = []
+        reason = "stop"
+        try:
+            for step, *values in json.loads(given["messages"][-1]["content"]):
+                if step == "say":
+                    await self._say(call, said, values[0])
+                elif step == "wait":
+                    await loop.sleep(values[0])
+                elif step == "repeat":
+                    while True:
+                        await self._say(call, said, values[0])
+                        await loop.sleep(values[1])
+                elif step == "error":
+                    raise VarlinkError(values[0], **values[1])
+                elif step == "die":
+                    os._exit(9)
+                elif step == "finish":
+                    reason = values[0]
+        except (loop.Cancelled, ConnectionLost):
+            note("hang-up", said=len(said))
+            raise
+        return {
+            "result": {
+                "text": "".join(said),
+                "prompt_tokens": 7,
+                "completion_tokens": len(said),
+                "finish_reason": reason,
+                "duration_ms": 1,
+            }
+        }
+
+    async def _say(self, call: Call, said: list[str], text: str) -> None:
+        said.append(text)
+        await call.send({"delta": text})
+
+
+class Model1:
+    async def List(self, call: Call) -> dict[str, Any]:
+        return {"models": [self._entry(name) for name in MODELS]}
+
+    async def Inspect(self, call: Call, id: str) -> dict[str, Any]:
+        if id == "beta":
+            id = "beta:latest"
+        if id not in MODELS:
+            raise VarlinkError("io.syntrop.Model1.NoSuchModel", id=id)
+        return {"info": self._entry(id)}
+
+    def _entry(self, id: str) -> dict[str, Any]:
+        name, _, tag = id.partition(":")
+        digest = "sha256:" + "0" * 64
+        return {
+            "id": id,
+            "digest": digest,
+            "name": name,
+            "tag": tag,
+            "size_bytes": 1,
+            "pinned": False,
+            "format": "gguf",
+        }
+
+
+def build(daemon: service.Daemon) -> None:
+    daemon.serve_varlink("io.syntrop.Runtime1", {"io.syntrop.Runtime1": Runtime1()})
+    daemon.serve_varlink("io.syntrop.Model1", {"io.syntrop.Model1": Model1()})
+
+
+if __name__ == "__main__":
+    service.run("runtimed", (), build)
