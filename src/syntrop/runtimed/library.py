@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The models in memory: found at modeld by name, loaded once however many ask, kept until told otherwise.
+
+A name is resolved by modeld. What it resolved to is remembered while that model is loaded, and checked again
+beside a call that comes after some time: a name that has moved on is resolved anew for the next call, and no call
+waits for the check.
+"""
+
+from __future__ import annotations
+
+from time import monotonic
+
+from syntrop.common import journal, loop, paths
+from syntrop.common.varlink.errors import ConnectionLost, InvalidReply, VarlinkError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextlib import AbstractContextManager
+    from typing import Any
+
+    from syntrop.common.varlink.client import Client
+    from syntrop.runtimed.loading import Loaded
+
+MODEL = "io.syntrop.Model1"
+CHECK_AFTER = 10.0  # seconds after which a remembered name is checked
+
+
+class NoSuchModel(Exception):
+    """The store has no model of this name."""
+
+
+class CannotLoad(Exception):
+    """The model is there but cannot be loaded, or the store cannot be reached; the text says why."""
+
+
+class NoRoom(Exception):
+    """As many models as may be loaded are at work; the text has the numbers."""
+
+
+class Library:
+    """Names and models. `busy` holds the daemon while a model is being loaded."""
+
+    def __init__(
+        self,
+        busy: Callable[[], AbstractContextManager[Any]],
+        *,
+        threads: int,
+        models_max: int,
+        context_max: int,
+        timeout: float,
+    ) -> None:
+        self._busy = busy
+        self._threads = threads
+        self._models_max = models_max
+        self._context_max = context_max
+        self._timeout = timeout
+        self._loaded: dict[str, Loaded] = {}  # by digest, the least recently used first
+        self._loading: dict[str, loop.Task[Loaded]] = {}  # by name, then by digest
+        self._names: dict[str, tuple[str, float]] = {}  # name -> digest, when it was checked
+        self._checking: set[str] = set()
+
+    def loaded(self) -> list[Loaded]:
+        return list(self._loaded.values())
+
+    def find(self, name: str) -> Loaded | None:
+        """The loaded model that a name is known to mean."""
+        known = self._names.get(name)
+        return self._loaded.get(known[0] if known else name)
+
+    async def get(self, name: str) -> Loaded:
+        """The model, loaded if need be. Raises NoSuchModel, CannotLoad and NoRoom."""
+        found = self.find(name)
+        if found is not None:
+            self._touch(found)
+            self._check_later(name)
+            return found
+        return await self._once(name, self._resolve_and_load, name)
+
+    async def resolve(self, name: str) -> Loaded | None:
+        """The loaded model that the store says a name means, or None. Raises NoSuchModel and CannotLoad."""
+        digest, _ = await self._inspect(name)
+        if digest in self._loaded:
+            self._names[name] = (digest, monotonic())
+        return self._loaded.get(digest)
+
+    def unload(self, model: Loaded) -> int:
+        """Take a model out of memory; the bytes it had. Only where it has no users."""
+        freed = model.model.memory_bytes
+        del self._loaded[model.digest]
+        for name in [name for name, (digest, _) in self._names.items() if digest == model.digest]:
+            del self._names[name]
+        model.close()
+        return freed
+
+    # --- loading --------------------------------------------------------------------------------------------
+
+    async def _once(self, key: str, load: Callable[..., Any], *arguments: Any) -> Loaded:
+        """One task for all who ask for the same; it goes on when they leave."""
+        task = self._loading.get(key)
+        if task is None:
+            task = self._loading[key] = loop.spawn(load(*arguments), f"load {key}")
+            task.when_done(lambda _task: self._forget_task(key))
+        result: Loaded = await task
+        return result
+
+    def _forget_task(self, key: str) -> None:
+        self._loading.pop(key, None)
+
+    async def _resolve_and_load(self, name: str) -> Loaded:
+        with self._busy():
+            # Imports take as long as an answer of a modeld that is asleep: do both at once.
+            imports = loop.thread(_warm)
+            digest, identifier = await self._inspect(name)
+            await imports
+            found = self._loaded.get(digest)
+            if found is None:
+                found = await self._once(digest, self._load, identifier, digest)
+            self._names[name] = (digest, monotonic())
+            self._touch(found)
+            return found
+
+    async def _load(self, identifier: str, digest: str) -> Loaded:
+        from syntrop.runtimed import loading
+
+        self._make_room()
+        with await self._call("Open", {"id": digest}) as reply:
+            fd, size = reply.take_fd(reply.parameters["fd"]), reply.parameters["size"]
+        started = monotonic()
+        try:
+            model = await loop.thread(_load, fd, size, identifier, digest, self._threads, self._context_max)
+        except loading.LoadError as error:
+            raise CannotLoad(str(error)) from None
+        self._loaded[digest] = model
+        journal.info(
+            f"Loaded {identifier}: {model.model.memory_bytes} bytes, {model.model.level}, "
+            f"{self._threads} threads, in {monotonic() - started:.3f} s"
+        )
+        return model
+
+    def _make_room(self) -> None:
+        idle = [one for one in self._loaded.values() if not one.users]
+        while len(self._loaded) >= self._models_max:
+            if not idle:
+                raise NoRoom(f"{len(self._loaded)} of {self._models_max} models are loaded, and all are at work")
+            self.unload(idle.pop(0))
+
+    def _touch(self, model: Loaded) -> None:
+        if model.digest in self._loaded:
+            self._loaded[model.digest] = self._loaded.pop(model.digest)
+
+    def _check_later(self, name: str) -> None:
+        known = self._names.get(name)
+        if known is not None and monotonic() - known[1] > CHECK_AFTER and name not in self._checking:
+            self._checking.add(name)
+            loop.spawn(self._check(name), f"check {name}")
+
+    async def _check(self, name: str) -> None:
+        try:
+            digest, _ = await self._inspect(name)
+            if name in self._names:
+                self._names[name] = (digest, monotonic())
+        except NoSuchModel:
+            self._names.pop(name, None)
+        except CannotLoad as error:
+            journal.warning(f"Could not check what {name} means: {error}")
+        finally:
+            self._checking.discard(name)
+
+    # --- modeld ---------------------------------------------------------------------------------------------
+
+    async def _inspect(self, name: str) -> tuple[str, str]:
+        """(digest, identifier) of a name."""
+        with await self._call("Inspect", {"id": name}) as reply:
+            info = reply.parameters["info"]
+            return info["digest"], info["id"]
+
+    async def _call(self, method: str, parameters: dict[str, Any]) -> Any:
+        from syntrop.common.varlink.client import connect
+
+        client: Client | None = None
+        try:
+            client = await connect(paths.endpoint(MODEL), timeout=self._timeout)
+            return await client.call(f"{MODEL}.{method}", parameters, timeout=self._timeout)
+        except VarlinkError as error:
+            if error.name in ("NoSuchModel", "InvalidIdentifier"):
+                raise NoSuchModel(parameters["id"]) from None
+            raise CannotLoad(f"the model store failed: {error}") from None
+        except (OSError, TimeoutError, ConnectionLost, InvalidReply) as error:
+            raise CannotLoad(f"the model store cannot be reached: {error}") from None
+        finally:
+            if client is not None:
+                client.close()
+
+
+def _warm() -> None:
+    from syntrop.runtimed import loading
+
+    loading.warm()
+
+
+def _load(fd: int, size: int, identifier: str, digest: str, threads: int, context_max: int) -> Loaded:
+    from syntrop.runtimed import loading
+
+    return loading.load(fd, size, name=identifier, digest=digest, threads=threads, context_max=context_max)

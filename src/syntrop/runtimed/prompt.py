@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From what a caller gives, a text or a conversation, to the tokens that a model reads."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from syntrop.runtimed.chat_template import ChatTemplate, template_messages
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from typing import Any
+
+    from syntrop.runtimed.tokenizer import Tokenizer
+
+
+class PromptTooLong(Exception):
+    """The prompt leaves no room in the context. `requested` counts its tokens and one more.
+
+    A text that is too long by far is not cut up to be counted: then `requested` is the least it can be.
+    """
+
+    def __init__(self, requested: int, most: int) -> None:
+        super().__init__(f"{requested} tokens, {most} fit")
+        self.requested = requested
+        self.most = most
+
+
+def text_tokens(tokenizer: Tokenizer, text: str, context: int) -> list[int]:
+    """Tokens of a text as it is, control tokens that it spells included. Raises PromptTooLong."""
+    return _fitting(tokenizer, text, "", context)
+
+
+def chat_tokens(
+    tokenizer: Tokenizer, template: ChatTemplate, messages: Sequence[Mapping[str, Any]], context: int
+) -> list[int]:
+    """Tokens of a conversation, ready for the assistant's turn.
+
+    Control tokens are read in the template's own text only: a message that spells one is just text. Raises
+    TemplateError and PromptTooLong.
+    """
+    shaped = template_messages(messages)
+    texts: list[str] = []
+    _each_string(shaped, texts.append)
+    guarded, mark = tokenizer.guard(texts)
+    if mark:
+        remaining = iter(guarded)
+        shaped = _each_string(shaped, lambda _text: next(remaining))
+    tokens = _fitting(tokenizer, template.render(shaped), mark, context)
+    # Many templates write the begin token themselves.
+    if tokens[:2] == [tokenizer.bos] * 2:
+        del tokens[0]
+    return tokens
+
+
+def _fitting(tokenizer: Tokenizer, text: str, mark: str, context: int) -> list[int]:
+    least = (len(text) - text.count(mark) if mark else len(text)) // tokenizer.longest
+    if least >= context:
+        raise PromptTooLong(least + 1, context)
+    tokens = tokenizer.encode(text, mark=mark)
+    if len(tokens) >= context:
+        raise PromptTooLong(len(tokens) + 1, context)
+    return tokens
+
+
+def _each_string(value: Any, change: Callable[[str], Any]) -> Any:
+    """The same value with `change(text)` in the place of each text in it, in order."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, list):
+        return [_each_string(one, change) for one in value]
+    if isinstance(value, dict):
+        return {key: _each_string(one, change) for key, one in value.items()}
+    return value

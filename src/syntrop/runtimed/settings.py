@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Settings of runtimed."""
+
+from __future__ import annotations
+
+from syntrop.common.settings import Setting
+
+TABLE = (
+    Setting(
+        "default_model",
+        str,
+        "",
+        "Model to run where a caller names none. Without it, such calls are refused.",
+    ),
+    Setting(
+        "threads",
+        int,
+        0,
+        "Threads that compute. 0 is one for each processor that this process may use.",
+        minimum=0,
+        maximum=256,
+    ),
+    Setting(
+        "slots",
+        int,
+        4,
+        "Generations that run at once; further ones wait.",
+        minimum=1,
+        maximum=64,
+    ),
+    Setting(
+        "queue_max",
+        int,
+        64,
+        "Generations that may wait for a slot; further ones are refused.",
+        minimum=0,
+        maximum=4096,
+    ),
+    Setting(
+        "prefill_chunk",
+        int,
+        256,
+        "Prompt tokens that are read between two tokens of the generations that run beside.",
+        unit="tokens",
+        minimum=1,
+        maximum=448,
+    ),
+    Setting(
+        "models_max",
+        int,
+        3,
+        "Models in memory. To load one more, the idle one that was not used for longest goes.",
+        minimum=1,
+        maximum=64,
+    ),
+    Setting(
+        "context_max",
+        int,
+        0,
+        "Longest sequence that is run, where models could do more. 0 is each model's own.",
+        unit="tokens",
+        minimum=0,
+    ),
+    Setting(
+        "store_timeout_sec",
+        float,
+        10.0,
+        "How long modeld may take to answer.",
+        unit="seconds",
+        minimum=0.1,
+    ),
+)
