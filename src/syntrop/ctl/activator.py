@@ -16,6 +16,7 @@ import time
 
 from syntrop.common import paths
 from syntrop.ctl import keeper, spawn, units
+from syntrop.ctl.folders import specifiers
 from syntrop.ctl.listen import Binder, BindError, Listener
 from syntrop.ctl.notify import NotifySocket
 from syntrop.ctl.output import ERR, INFO, NOTICE, WARNING, Log, Output
@@ -316,7 +317,7 @@ class Activator:
     def _reload(self) -> None:
         """SIGHUP: read the units again, rebind what changed, and let running services reload as well."""
         try:
-            catalogue = units.load(self.catalogue.folder, specifiers(self.runtime, self.kept))
+            catalogue = units.load(self.catalogue.folder, specifiers(self.runtime.root, self.kept))
         except (OSError, UnitError) as error:
             self.log.own(ERR, f"not reloaded: {error}")
             return
@@ -361,18 +362,6 @@ class Activator:
             service = self.services[name]
             service.listeners = []
             service.stop(time.monotonic())
-
-
-def specifiers(runtime: RuntimeFolder, kept: KeptFolders) -> dict[str, str]:
-    """Specifiers of systemd.unit(5) that name folders and the user."""
-    import pwd
-
-    user = pwd.getpwuid(os.geteuid())
-    return {
-        "t": runtime.root, "S": kept.state, "C": kept.cache, "L": kept.logs, "E": kept.configuration,
-        "h": user.pw_dir, "u": user.pw_name, "U": str(user.pw_uid), "T": "/tmp", "V": "/var/tmp",
-        "H": os.uname().nodename,
-    }  # fmt: skip
 
 
 def _noted(_number: int, _frame: object) -> None:

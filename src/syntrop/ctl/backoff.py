@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import deque
 
-CAP = 60.0
+CAP = 30.0
 STEADY = 30.0
 SMALLEST = 0.1  # a unit with RestartSec=0 is not spun either
 

@@ -27,6 +27,52 @@ def parser() -> argparse.ArgumentParser:
     one.add_argument("--json", action="store_true", help="print the ready line as JSON")
     one.add_argument("command", nargs="*", metavar="COMMAND", help="after --: run it under the suite")
     one.set_defaults(run=_up)
+
+    one = verbs.add_parser("ask", help="ask a model and see the answer as it comes")
+    one.add_argument("prompt", metavar="PROMPT", help="what to ask; - reads standard input")
+    one.add_argument("-m", "--model", help="model to ask (default: the first that the router lists)")
+    one.add_argument("--tokens", type=int, metavar="N", help="longest answer, in tokens")
+    one.add_argument("--timing", action="store_true", help="tell on standard error how long it took")
+    one.set_defaults(run=_ask)
+
+    one = verbs.add_parser("status", help="see who is awake, without waking anybody")
+    one.add_argument("daemon", nargs="?", metavar="DAEMON")
+    one.add_argument("--wake", action="store_true", help="ask every daemon what it is (wakes it)")
+    one.add_argument("--json", action="store_true")
+    one.set_defaults(run=_status)
+
+    one = verbs.add_parser("models", help="list models, or put one into the store")
+    one.add_argument("--json", action="store_true")
+    one.set_defaults(run=_models_list)
+    kinds = one.add_subparsers(dest="kind", metavar="VERB")
+    one = kinds.add_parser("list", help="list what is stored")
+    one.add_argument("--json", action="store_true")
+    one.set_defaults(run=_models_list)
+    one = kinds.add_parser("import", help="store a model file")
+    one.add_argument("file", metavar="FILE")
+    one.add_argument("--name", metavar="NAME:TAG", help="default: the file's name")
+    one.add_argument("--json", action="store_true")
+    one.set_defaults(run=_models_import)
+    one = kinds.add_parser("fetch-starter", help="download a small model that is ready to use")
+    one.add_argument("--import", action="store_true", dest="store", help="and store it, if it is not stored")
+    one.add_argument("--to", metavar="FOLDER", help="where to keep the file (default: the user's cache)")
+    one.add_argument("--json", action="store_true")
+    one.set_defaults(run=_models_starter)
+
+    one = verbs.add_parser("call", help="make one Varlink call")
+    one.add_argument("socket", metavar="SOCKET", help="path, or an endpoint's name such as io.syntrop.Model1")
+    one.add_argument("method", metavar="METHOD")
+    one.add_argument("parameters", metavar="JSON", nargs="?", default="{}")
+    one.add_argument("--more", action="store_true", help="ask for every reply of a stream")
+    one.set_defaults(run=_call)
+
+    one = verbs.add_parser("info", help="tell where this installation keeps things")
+    one.add_argument("--json", action="store_true")
+    one.set_defaults(run=_info)
+
+    one = verbs.add_parser("completions", help="print tab completion for a shell")
+    one.add_argument("shell", choices=("bash", "zsh"))
+    one.set_defaults(run=_completions)
     return top
 
 
@@ -68,6 +114,57 @@ def _up(options: argparse.Namespace) -> int:
         quiet=options.quiet,
         json=options.json,
     )
+
+
+def _ask(options: argparse.Namespace) -> int:
+    from syntrop.ctl.ask import ask
+
+    return ask(options.prompt, options.model, tokens=options.tokens, timing=options.timing)
+
+
+def _status(options: argparse.Namespace) -> int:
+    from syntrop.ctl.status import status
+
+    return status(options.daemon, wake=options.wake, as_json=options.json)
+
+
+def _models_list(options: argparse.Namespace) -> int:
+    from syntrop.ctl import models
+
+    return models.run(models.show(options.json))
+
+
+def _models_import(options: argparse.Namespace) -> int:
+    from syntrop.ctl import models
+
+    return models.run(models.import_file(options.file, options.name, options.json))
+
+
+def _models_starter(options: argparse.Namespace) -> int:
+    from syntrop.ctl import models
+
+    if options.store:
+        return models.run(models.import_starter(options.json))
+    return models.fetch_starter(options.to)
+
+
+def _call(options: argparse.Namespace) -> int:
+    from syntrop.ctl.status import call
+
+    return call(options.socket, options.method, options.parameters, more=options.more)
+
+
+def _info(options: argparse.Namespace) -> int:
+    from syntrop.ctl.status import info
+
+    return info(options.json)
+
+
+def _completions(options: argparse.Namespace) -> int:
+    from syntrop.ctl.completion import completions
+
+    print(completions(options.shell, parser()), end="")
+    return 0
 
 
 if __name__ == "__main__":

@@ -137,6 +137,18 @@ class KeptFolders:
         }[kind]
 
 
+def specifiers(run_root: str, kept: KeptFolders) -> dict[str, str]:
+    """Specifiers of systemd.unit(5) that name folders and the user."""
+    import pwd
+
+    user = pwd.getpwuid(os.geteuid())
+    return {
+        "t": run_root, "S": kept.state, "C": kept.cache, "L": kept.logs, "E": kept.configuration,
+        "h": user.pw_dir, "u": user.pw_name, "U": str(user.pw_uid), "T": "/tmp", "V": "/var/tmp",
+        "H": os.uname().nodename,
+    }  # fmt: skip
+
+
 def _xdg(variable: str, *default: str) -> str:
     given = os.environ.get(variable, "")
     # The specification: relative paths in these variables are invalid and are ignored.

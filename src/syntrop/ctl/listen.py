@@ -98,15 +98,20 @@ class Binder:
         try:
             user = pwd.getpwnam(unit.user).pw_uid if unit.user else -1
             group = grp.getgrnam(unit.group).gr_gid if unit.group else -1
-        except KeyError as missing:
-            self.notes.append(f"{unit.name}: {missing.args[0]}; its sockets stay ours alone")
+        except KeyError:
+            account = unit.group or unit.user
+            self._note(f"{unit.name}: there is no account {account} here, so its sockets are ours alone")
             return
         if user == group == -1:
             return
         try:
             os.chown(path, user, group)
         except PermissionError:
-            self.notes.append(f"{unit.name}: we may not give its sockets to {unit.user}:{unit.group}")
+            self._note(f"{unit.name}: we may not give its sockets to {unit.user}:{unit.group}")
+
+    def _note(self, text: str) -> None:
+        if text not in self.notes:
+            self.notes.append(text)
 
     def _tcp(self, unit: SocketUnit, address: str) -> socket.socket | None:
         host, port = split_address(address)
@@ -118,7 +123,7 @@ class Binder:
         except OSError as error:
             if error.errno != errno.EAFNOSUPPORT:
                 raise
-            self.notes.append(f"{unit.name}: {address}: this machine has no such address family")
+            self._note(f"{unit.name}: {address}: this machine has no such address family")
             return None
         try:
             bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -135,7 +140,7 @@ class Binder:
         except OSError as error:
             bound.close()
             if error.errno == errno.EADDRNOTAVAIL:
-                self.notes.append(f"{unit.name}: {address}: this machine has no such address")
+                self._note(f"{unit.name}: {address}: this machine has no such address")
                 return None
             if error.errno == errno.EADDRINUSE:
                 who = holder.find(port) or "its holder is gone again, try once more"

@@ -45,7 +45,7 @@ def resolve(words: list[str]) -> tuple[list[str], dict[str, str]]:
         return [beside, *words[1:]], {}
     if name in MODULES:
         home = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-        if home in os.environ.get("PYTHONPATH", "").split(os.pathsep):
+        if home in map(os.path.abspath, filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))):
             return [sys.executable, "-P", "-s", "-m", MODULES[name], *words[1:]], {"PYTHONPATH": home}
         return [sys.executable, "-I", "-m", MODULES[name], *words[1:]], {}
     return list(words), {}

@@ -8,8 +8,8 @@ import socket
 import sys
 
 from syntrop.ctl import keeper, units
-from syntrop.ctl.activator import Activator, specifiers
-from syntrop.ctl.folders import Busy, KeptFolders, RuntimeFolder
+from syntrop.ctl.activator import Activator
+from syntrop.ctl.folders import Busy, KeptFolders, RuntimeFolder, specifiers
 from syntrop.ctl.listen import PORT, Binder, BindError, Listener
 from syntrop.ctl.output import INFO, NOTICE, WARNING, Log, fail
 from syntrop.ctl.unitfile import UnitError
@@ -40,7 +40,7 @@ def up(
     except (OSError, Busy) as error:
         return fail(str(error))
     try:
-        catalogue = units.load(folder or units.default_folder(), specifiers(runtime, kept))
+        catalogue = units.load(folder or units.default_folder(), specifiers(runtime.root, kept))
         binder = Binder(runtime, port)
         listeners = _bind(catalogue, binder)
     except (OSError, UnitError, BindError) as error:
