@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: Apache-2.0
+"""inferenced: shares out the machine's accelerators."""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from syntrop.common.service import Daemon
+    from syntrop.common.varlink.idl import Interface
+
+
+def main() -> None:
+    from syntrop.common import service
+    from syntrop.inferenced.settings import TABLE
+
+    service.run("inferenced", TABLE, build)
+
+
+def build(daemon: Daemon) -> None:
+    from syntrop.inferenced.gateway import Gateway
+    from syntrop.inferenced.service import Inference1
+
+    handlers: dict[str | Interface, object] = {"io.syntrop.Inference1": Inference1()}
+    enclave = "inferenced-enclave.socket"  # the endpoints that are the suite's own and its operators'
+    daemon.serve_varlink("io.syntrop.Inference1", handlers)
+    daemon.serve_varlink("sentry.sock", handlers, unit=enclave)
+    daemon.serve_varlink("fd.sock", handlers, unit=enclave)
+    daemon.serve("gateway.sock", Gateway(daemon).connect, unit=enclave)
+
+
+if __name__ == "__main__":
+    main()

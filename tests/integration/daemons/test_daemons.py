@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What holds for each of the daemons: activation, who it is, what it does not do yet, and that it goes."""
+
+from __future__ import annotations
+
+import json
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import syntrop
+from syntrop.common.varlink import idl
+from syntrop.common.varlink.compile import compile_all
+
+NAMES = ["contextd", "inferenced", "modeld", "systemd-sentry", "toold"]
+NOT_BUILT = {
+    "modeld": ["OpenSealed", "Pull", "Check"],
+    "contextd": ["GetUnitContext", "ListRecentDiffs", "ListEvents", "RecordEvent", "Watch"],
+    "toold": ["ExecuteTool", "Rollback"],
+    "systemd-sentry": [
+        "TriageUnit",
+        "WatchIncidents",
+        "ApproveAction",
+        "RejectAction",
+        "ResetCircuitBreaker",
+        "Quarantine",
+        "Clear",
+    ],
+    "inferenced": [
+        "GetDrmWatermark",
+        "ResizeLease",
+        "ListPlanes",
+        "GetTopology",
+        "AcquireLease",
+        "AcquireCompositeLease",
+        "ReleaseCompositeLease",
+        "ReleaseLease",
+        "RenewLease",
+        "Yield",
+        "Freeze",
+        "Thaw",
+        "Watch",
+        "RegisterModel",
+        "EvictModel",
+        "PinModel",
+        "QuarantinePlane",
+        "ClearQuarantine",
+        "StreamInference",
+        "PublishDescriptor",
+        "FetchDescriptor",
+        "ReleaseDescriptor",
+    ],
+}
+
+
+def endpoints(launch: Any, name: str) -> list[str]:
+    return [endpoint for endpoint, _ in launch.daemons[name][1] if endpoint != "gateway.sock"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_it_says_who_it_is(launch: Any, name: str) -> None:
+    unit = launch(name)
+    interface = launch.daemons[name][2]
+    for endpoint in endpoints(launch, name):
+        client = launch.client(unit, endpoint)
+        info = client.call("org.varlink.service.GetInfo").parameters
+        assert info["vendor"] == "Syntropd Project"
+        assert info["product"] == name
+        assert info["version"] == syntrop.__version__
+        assert info["url"] == f"https://github.com/syntropd/{name}"
+        assert sorted(info["interfaces"]) == [interface, "org.varlink.service"]
+        for known in info["interfaces"]:
+            reply = client.call("org.varlink.service.GetInterfaceDescription", interface=known)
+            assert reply.parameters["description"] == idl.load(known).description
+        reply = client.call("org.varlink.service.GetInterfaceDescription", interface="io.syntrop.Nothing1")
+        assert reply.error == "org.varlink.service.InterfaceNotFound"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_is_not_built_says_so(launch: Any, name: str) -> None:
+    unit = launch(name)
+    interface = launch.daemons[name][2]
+    for endpoint in endpoints(launch, name):
+        client = launch.client(unit, endpoint)
+        for method in NOT_BUILT[name]:
+            reply = client.call(f"{interface}.{method}")
+            assert reply.error == "org.varlink.service.MethodNotImplemented", method
+            assert reply.parameters == {"method": f"{interface}.{method}"}
+        reply = client.call(f"{interface}.Nonsense")
+        assert reply.error == "org.varlink.service.MethodNotFound"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_it_goes_when_idle_and_comes_again(launch: Any, name: str) -> None:
+    unit = launch(name, idle=0.3)
+    for _ in range(2):
+        # Idle connections do not hold it, whether they have carried a call or not.
+        client = launch.client(unit, endpoints(launch, name)[0])
+        assert client.call("org.varlink.service.GetInfo").error is None
+        assert unit.wait() == 0
+        assert client.socket.recv(1) == b""
+        unit.start()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_it_stops_in_order_when_told(launch: Any, name: str) -> None:
+    unit = launch(name)
+    client = launch.client(unit, endpoints(launch, name)[0])
+    assert client.call("org.varlink.service.GetInfo").error is None
+    unit.process.terminate()
+    assert unit.wait() == 0
+    assert client.socket.recv(1) == b""
+
+
+def test_inferenced_tells_what_it_knows(launch: Any) -> None:
+    unit = launch("inferenced")
+    for endpoint in endpoints(launch, "inferenced"):
+        client = launch.client(unit, endpoint)
+        status = client.call("io.syntrop.Inference1.GetStatus").parameters
+        assert status["daemon"] == "inferenced"
+        assert status["version"] == syntrop.__version__
+        assert status["leases_count"] == 0
+        pressure = client.call("io.syntrop.Inference1.GetPressure")
+        if Path("/proc/pressure/memory").exists():
+            assert pressure.parameters["level"] in ("normal", "elevated", "critical")
+            assert status["pressure"] in ("normal", "elevated", "critical")
+            for share in ("cpu_some", "memory_some", "io_some"):
+                assert 0 <= pressure.parameters[share] <= 100
+        else:
+            assert pressure.error == "io.syntrop.Inference1.PressureUnavailable"
+            assert status["pressure"] == "unknown"
+        assert client.call("io.syntrop.Inference1.ListLeases").parameters == {"leases": []}
+
+
+def test_the_gateway_says_that_it_is_not_built(launch: Any) -> None:
+    unit = launch("inferenced")
+    with socket.socket(socket.AF_UNIX) as client:
+        client.settimeout(20)
+        client.connect(str(unit.run / "syntrop/gateway.sock"))
+        body = b'{"model": "m", "messages": []}'
+        client.sendall(
+            b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
+            b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
+        )
+        data = b""
+        while piece := client.recv(65536):
+            data += piece
+    head, _, body = data.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 501 ")
+    assert b"x-should-retry: false" in head.lower()
+    error = json.loads(body)["error"]
+    assert error["code"] == "not_implemented"
+    assert set(error) == {"message", "type", "param", "code"}
+
+
+def test_sentry_and_toold_have_nothing_to_tell(launch: Any) -> None:
+    sentry = launch.client(launch("systemd-sentry"), "systemd-sentry/sentry.sock")
+    assert sentry.call("io.syntrop.Sentry1.GetStatus").parameters["open_incidents"] == 0
+    assert sentry.call("io.syntrop.Sentry1.ListIncidents", status="staged").parameters == {"incidents": []}
+    assert sentry.call("io.syntrop.Sentry1.ListIncidents", status="nonsense").error == (
+        "org.varlink.service.InvalidParameter"
+    )
+    assert sentry.call("io.syntrop.Sentry1.GetIncident", id="x").error == "io.syntrop.Sentry1.NoSuchIncident"
+    tools = launch.client(launch("toold"), "io.syntrop.Tool1")
+    assert tools.call("io.syntrop.Tool1.ListTools").parameters == {"tools": []}
+    assert tools.call("io.syntrop.Tool1.ListRollbacks").parameters == {"records": []}
+
+
+FORBIDDEN = {
+    "asyncio", "typing", "dataclasses", "logging", "argparse", "tomllib", "subprocess", "tempfile", "pathlib",
+    "hashlib", "threading", "urllib", "ssl", "inspect", "varlink", "pystemd", "psutil", "pyudev", "numpy",
+    "jinja2",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_it_has_loaded_after_its_first_reply(launch: Any, name: str, tmp_path: Path) -> None:
+    compile_all(idl.FOLDER)  # as a build does; a checkout that was not built needs the parser
+    # Run by the interpreter in the daemon's own process: writes what is loaded when it ends.
+    out = tmp_path / "modules"
+    shim = tmp_path / "shim"
+    shim.mkdir()
+    (shim / "sitecustomize.py").write_text(
+        f"import atexit, sys\natexit.register(lambda: open({str(out)!r}, 'w').write(' '.join(sys.modules)))\n"
+    )
+    unit = launch(name, idle=0.3, preload=shim)
+    client = launch.client(unit, endpoints(launch, name)[0])
+    assert client.call("org.varlink.service.GetInfo").error is None
+    assert unit.wait() == 0
+    assert not set(out.read_text().split()) & FORBIDDEN
