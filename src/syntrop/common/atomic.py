@@ -16,7 +16,7 @@ def write(path: str, data: bytes, *, mode: int = 0o640) -> None:
     folder, name = os.path.split(path)
     directory = os.open(folder or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        temporary = f".{name[:200]}.{os.getpid()}.{os.urandom(4).hex()}"
+        temporary = f".{os.getpid()}.{os.urandom(6).hex()}.tmp"
         handle = os.open(
             temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=directory
         )

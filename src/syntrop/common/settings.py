@@ -17,6 +17,7 @@ import re
 import sys
 
 from syntrop import __version__
+from syntrop import __version__
 from syntrop.common import journal, paths
 
 TYPE_CHECKING = False
