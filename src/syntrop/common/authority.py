@@ -3,8 +3,8 @@
 
 Three kinds of caller hold rights. *Anybody* is every local process. *Operators* are root, the suite's own
 users (the daemon's uid and the sysusers accounts), the members of group `syntrop`, and whoever polkit says.
-The *supervisor* is whoever was let into `sentry.sock`, whose file mode is its guard: only there is
-EmergencyTriage to be had. HTTP carries requests of programs that cannot be told apart, and never gets above
+The *supervisor* is one of them, without polkit, who came by `sentry.sock`: only there is EmergencyTriage to be
+had, whatever mode that file has. HTTP carries requests of programs that cannot be told apart, and never gets above
 Interactive.
 """
 
@@ -213,9 +213,7 @@ def holds(who: Peer, right: Right, *, endpoint: str, accounts: Accounts) -> bool
     """Whether a peer holds a right by itself, without polkit."""
     if right.holders == ANYBODY:
         return True
-    if right.holders == SUPERVISOR:
-        return endpoint == TRIAGE_ENDPOINT
-    if not who.known:
+    if not who.known or (right.holders == SUPERVISOR and endpoint != TRIAGE_ENDPOINT):
         return False
     return (
         who.uid in (0, os.geteuid())
@@ -274,7 +272,7 @@ async def authorize(
     # Free of look-ups, and so of waiting, for nearly every call.
     if holds(call.peer, right, endpoint=endpoint, accounts=NO_ACCOUNTS):
         return
-    if not call.peer.known or right.holders == SUPERVISOR:
+    if not call.peer.known:
         raise PermissionDenied
     global _accounts
     if _accounts is None:

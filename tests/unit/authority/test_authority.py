@@ -115,6 +115,8 @@ def test_triage_is_had_on_its_socket_alone(right: Right) -> None:
         assert allowed(who, right, endpoint="sentry.sock")
         for endpoint in ("", "io.syntrop.Inference1", "gateway.sock", "fd.sock", "tcp", "router.sock"):
             assert not allowed(who, right, endpoint=endpoint)
+    for stranger in (call(1000), call(1000, frozenset({7})), call(-1, frozenset({GID}))):
+        assert not allowed(stranger, right, endpoint="sentry.sock")
 
 
 def test_no_endpoint_but_triages_passes_interactive() -> None:
