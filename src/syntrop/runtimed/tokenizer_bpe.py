@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from syntrop.runtimed import pretokenize
 from syntrop.runtimed.merging import merge_pairs
-from syntrop.runtimed.tokenizer import NORMAL, Tokenizer, TokenizerError, _strings
+from syntrop.runtimed.tokenizer import NORMAL, Tokenizer, _strings
 
 _CACHED_PIECES = 1 << 15
 _CACHED_PIECE_LENGTH = 32
@@ -45,8 +45,6 @@ class BytePairTokenizer(Tokenizer):
         self._split = pretokenize.splitter(family)
         self._whole_words = family in _WHOLE_WORD_FAMILIES
         self._cache: dict[str, list[int]] = {}
-        if not all(char in self.ids for char in BYTE_TO_CHAR) and self.unknown is None:
-            raise TokenizerError("the vocabulary lacks single bytes and has no unknown token")
 
     def _plain(self, text: str, after_special: bool) -> list[int]:
         tokens: list[int] = []
@@ -75,11 +73,9 @@ class BytePairTokenizer(Tokenizer):
             if token is not None:
                 tokens.append(token)
                 continue
-            # A merge whose result is no token: its bytes stand in.
-            for char in symbol:
-                single = self.ids.get(char, self.unknown)
-                if single is not None:
-                    tokens.append(single)
+            # A merge whose result is no token: its bytes stand in. A byte that is no token is lost, as it was
+            # in training (SmolLM2 lacks some that begin rare characters).
+            tokens += [self.ids[char] for char in symbol if char in self.ids]
         return tokens
 
     def _piece(self, text: str, kind: int) -> bytes:

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from syntrop.runtimed._kernels import ffi
 
 from syntrop.runtimed import sampler_twin as twin
-from syntrop.runtimed._kernels import ffi
 from syntrop.runtimed.sampler import NoToken, Sampler, Sampling, SamplingError
 
 
