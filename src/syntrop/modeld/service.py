@@ -51,10 +51,9 @@ class Model1:
         digest: str | None = None,
         fd: int | None = None,
         path: str | None = None,
+        allowInteractiveAuthentication: bool | None = None,
     ) -> dict[str, Any]:
-        from syntrop.common import authority
-
-        await authority.authorize(call, details={"model": id[:256]})
+        await _authorize(call, id, allowInteractiveAuthentication)
         name, tag, expected = _destination(id, tag, digest)
         if fd is not None and path is not None:
             raise _invalid("path", "given beside a descriptor")

@@ -171,10 +171,13 @@ class Runtime1:
     async def ListLoadedModels(self, call: Call) -> dict[str, Any]:
         return {"models": [one.describe() for one in self._library.loaded()]}
 
-    async def UnloadModel(self, call: Call, model: str) -> dict[str, Any]:
+    async def UnloadModel(
+        self, call: Call, model: str, allowInteractiveAuthentication: bool | None = None
+    ) -> dict[str, Any]:
         from syntrop.common import authority
 
-        await authority.authorize(call, details={"model": model[:256]})
+        interactive = allowInteractiveAuthentication
+        await authority.authorize(call, interactive=interactive, details={"model": model[:256]})
         found = await self._if_loaded(model)
         if found is None:
             return {"freed_bytes": 0}
