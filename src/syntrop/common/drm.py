@@ -40,6 +40,7 @@ _VENDORS = {
     "vkms": "virtual",
 }
 _CLASSES = (("drm", "renderD", "gpu"), ("accel", "accel", "npu"))
+_LARGEST = 2**63 - 1
 _BLANK = b" " * 32  # the widest 64-bit number has 20 digits; int() ignores the blanks around
 
 
@@ -62,7 +63,7 @@ class _Number:
             value = int(buffer)
         except (OSError, ValueError):
             return None
-        return value if value >= 0 else None
+        return value if 0 <= value <= _LARGEST else None
 
     def close(self) -> None:
         os.close(self._fd)
