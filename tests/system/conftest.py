@@ -19,7 +19,7 @@ sys.path.insert(0, str(HERE))
 
 import suite  # noqa: E402
 from machine import Machine  # noqa: E402
-from roots import BOOKWORM, TRIXIE, Roots, starter_model  # noqa: E402
+from roots import BOOKWORM, TRIXIE, Roots  # noqa: E402
 
 NOT_RUN = pytest.StashKey[list[str]]()
 
@@ -52,7 +52,19 @@ def roots() -> dict[str, Roots]:
 
 @pytest.fixture(scope="session")
 def model() -> Path:
-    return starter_model()
+    """The starter model's file, fetched as `syntropctl` fetches it."""
+    from syntrop.ctl import starter
+
+    return Path(starter.fetch())
+
+
+def set_idle(machine: Machine, daemon: str, seconds: float) -> None:
+    """Give a daemon, or with `*` every daemon, its idle time from the next start on."""
+    names = [one.name for one in suite.DAEMONS] if daemon == "*" else [daemon]
+    for name in names:
+        text = f"[Service]\nEnvironment=SYNTROP_IDLE_EXIT_SEC={seconds}\n"
+        machine.write(f"/run/systemd/system/{name}.service.d/idle.conf", text)
+    machine.run("systemctl daemon-reload")
 
 
 def booted(roots: Roots, model: Path) -> Iterator[Machine]:

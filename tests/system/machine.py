@@ -19,7 +19,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import IO
@@ -173,10 +174,8 @@ class Machine:
 
     def _enter(self, argv: Sequence[str], user: str | None) -> list[str]:
         enter = ["nsenter", "--target", str(self.pid), "--all", "--", "env", "-i", f"PATH={PATH}", "LANG=C.UTF-8"]
-        if user is None:
-            return [*enter, "HOME=/root", *argv]
-        drop = ["setpriv", f"--reuid={user}", f"--regid={user}", "--init-groups"]
-        return [*enter, "HOME=/nonexistent", *drop, *argv]
+        become = [] if user is None else ["runuser", "-u", user, "--"]
+        return [*enter, "HOME=/root", *become, *argv]
 
     def run(
         self,
@@ -216,6 +215,22 @@ class Machine:
     ) -> str:
         """Run a Python program in the guest; its standard output."""
         return self.run([python, "-I", "-c", script, *args], user=user, timeout=timeout, check=check).stdout
+
+    @contextmanager
+    def start_python(self, script: str, *args: str, python: str = "python3") -> Iterator[subprocess.Popen[str]]:
+        """A Python program running beside the test, its output in a pipe; gone when the block ends."""
+        program = subprocess.Popen(
+            self._enter([python, "-I", "-c", script, *args], None),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        with program:
+            try:
+                yield program
+            finally:
+                program.kill()
 
     def path(self, inside: str) -> Path:
         """The guest's path as the host reaches it, to read and write files of its."""

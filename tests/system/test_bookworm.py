@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Smoke test of the oldest release: systemd 252, Python 3.11. All else runs on trixie."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from machine import Machine
+from suite import CALL, DAEMONS, ENDPOINTS, IMPORT, MODEL, TCP, Daemon
+
+from conftest import set_idle
+
+
+def test_the_release(bookworm: Machine) -> None:
+    assert "systemd 252" in bookworm.run("systemctl --version").stdout
+    assert "Python 3.11" in bookworm.run("/usr/lib/syntrop/bin/python3 --version").stdout
+    assert bookworm.run("systemctl --failed --no-legend").stdout == ""
+
+
+def test_modes(bookworm: Machine) -> None:
+    for endpoint in ENDPOINTS:
+        seen = bookworm.run(["stat", "-c", "%a %U %G", endpoint.path]).stdout.strip()
+        assert seen == f"{endpoint.mode} root {endpoint.group}"
+    assert bookworm.run("cat /proc/sys/net/ipv4/ip_local_reserved_ports").stdout.strip() == "32768"
+
+
+@pytest.mark.parametrize("daemon", DAEMONS, ids=lambda daemon: daemon.name)
+def test_activation(bookworm: Machine, daemon: Daemon) -> None:
+    reply = json.loads(bookworm.run_python(CALL, daemon.endpoint, "org.varlink.service.GetInfo", "{}"))
+    assert daemon.interface in reply["parameters"]["interfaces"]
+
+
+def test_the_manager_knows_every_directive(bookworm: Machine) -> None:
+    assert "Unknown key" not in bookworm.journal()
+
+
+def test_one_answer(bookworm: Machine) -> None:
+    bookworm.run(IMPORT)
+    ask = {"model": MODEL, "messages": [{"role": "user", "content": "Say hello."}], "max_tokens": 8}
+    command = ["curl", "-sS", "--fail-with-body", "-H", "content-type: application/json"]
+    reply = json.loads(bookworm.run([*command, "-d", json.dumps(ask), f"{TCP[0]}/v1/chat/completions"]).stdout)
+    assert reply["choices"][0]["message"]["content"]
+
+
+def test_everybody_falls_asleep(bookworm: Machine) -> None:
+    set_idle(bookworm, "*", 1.0)
+    bookworm.run("systemctl restart " + " ".join(daemon.service for daemon in DAEMONS))
+    for daemon in DAEMONS:
+        bookworm.wait_property(daemon.service, "ActiveState", "inactive", timeout=10.0)
+        assert bookworm.property(daemon.service, "Result") == "success"

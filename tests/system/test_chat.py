@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The whole chain as users meet it: curl and the `openai` client, on every endpoint of the router."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+from machine import Machine
+from suite import IMPORT, MODEL, MODEL_FILE, TCP
+
+from conftest import set_idle
+
+SOCKET = "/run/syntrop/router.sock"
+CURL = {
+    "ipv4": ["curl", "-sS", "-g", "--fail-with-body", "--max-time", "60"],
+    "ipv6": ["curl", "-sS", "-g", "--fail-with-body", "--max-time", "60"],
+    "unix": ["curl", "-sS", "-g", "--fail-with-body", "--max-time", "60", "--unix-socket", SOCKET],
+}
+BASE = {"ipv4": TCP[0], "ipv6": TCP[1], "unix": "http://localhost"}
+each_way = pytest.mark.parametrize("way", ["ipv4", "ipv6", "unix"])
+
+# Arguments: base URL, model, path of a Unix socket or "".
+OPENAI = """
+import sys, openai, httpx2
+base, model, path = sys.argv[1:]
+transport = httpx2.HTTPTransport(uds=path) if path else None
+client = openai.OpenAI(base_url=base + "/v1", api_key="none", http_client=httpx2.Client(transport=transport))
+ask = dict(model=model, messages=[{"role": "user", "content": "Say hello."}], temperature=0, max_tokens=12)
+assert model in [entry.id for entry in client.models.list()]
+whole = client.chat.completions.create(**ask)
+assert whole.usage.completion_tokens <= 12
+streamed, finish = "", None
+for chunk in client.chat.completions.create(**ask, stream=True):
+    streamed += chunk.choices[0].delta.content or ""
+    finish = chunk.choices[0].finish_reason or finish
+assert streamed == whole.choices[0].message.content, (streamed, whole)
+assert finish == whole.choices[0].finish_reason
+try:
+    client.chat.completions.create(**{**ask, "model": "no-such-model"})
+except openai.NotFoundError as error:
+    assert error.code == "model_not_found", error.code
+else:
+    sys.exit("an unknown model was accepted")
+print(streamed)
+"""
+
+# Stop reading in the middle of a long stream, as a user who has seen enough.
+HANG_UP = """
+import sys, openai
+client = openai.OpenAI(base_url=sys.argv[1] + "/v1", api_key="none")
+stream = client.chat.completions.create(
+    model=sys.argv[2], messages=[{"role": "user", "content": "Count to one thousand."}], stream=True, max_tokens=2000
+)
+for number, chunk in enumerate(stream):
+    if number == 3:
+        stream.close()
+        break
+"""
+
+
+@pytest.fixture(scope="module")
+def stocked(machine: Machine) -> Iterator[Machine]:
+    """The machine with the starter model in its store."""
+    machine.run(IMPORT)
+    yield machine
+
+
+def test_the_model_is_in_the_store(stocked: Machine) -> None:
+    listed = json.loads(
+        stocked.run("varlinkctl call -j /run/syntrop/io.syntrop.Model1 io.syntrop.Model1.List {}").stdout
+    )
+    digest = stocked.run(["sha256sum", MODEL_FILE]).stdout.split()[0]
+    assert [(f"{entry['name']}:{entry['tag']}", entry["digest"]) for entry in listed["models"]] == [
+        (MODEL, f"sha256:{digest}")
+    ]
+
+
+@each_way
+def test_curl(stocked: Machine, way: str) -> None:
+    health = json.loads(stocked.run([*CURL[way], BASE[way] + "/health"]).stdout)
+    assert health["status"]
+    models = json.loads(stocked.run([*CURL[way], BASE[way] + "/v1/models"]).stdout)
+    assert [model["id"] for model in models["data"]] == [MODEL]
+    ask = {
+        "model": MODEL,
+        "messages": [{"role": "user", "content": "Say hello."}],
+        "max_tokens": 8,
+        "stream": True,
+    }
+    body = ["-H", "content-type: application/json", "-d", json.dumps(ask)]
+    lines = stocked.run([*CURL[way], "-N", *body, BASE[way] + "/v1/chat/completions"]).stdout.split("\n\n")
+    assert lines[-2:] == ["data: [DONE]", ""]
+    first = json.loads(lines[0].removeprefix("data: "))
+    assert first["choices"][0]["delta"]["role"] == "assistant"
+
+
+@each_way
+def test_the_openai_client(stocked: Machine, way: str) -> None:
+    path = SOCKET if way == "unix" else ""
+    text = stocked.run_python(OPENAI, BASE[way], MODEL, path, python="/opt/client/bin/python3")
+    assert text.strip()
+
+
+def test_syntropctl_asks(stocked: Machine) -> None:
+    answer = stocked.run(["syntropctl", "ask", "--tokens", "12", "Say hello."], user="nobody").stdout
+    assert answer.strip()
+
+
+def test_a_hang_up_frees_the_engine_and_the_suite_falls_asleep(stocked: Machine) -> None:
+    set_idle(stocked, "*", 1.0)
+    stocked.run("systemctl stop routerd.service runtimed.service modeld.service")
+    stocked.run_python(HANG_UP, TCP[0], MODEL, python="/opt/client/bin/python3")
+    # 2,000 tokens would take many times this long.
+    for daemon in ("runtimed", "routerd", "modeld"):
+        stocked.wait_property(f"{daemon}.service", "ActiveState", "inactive", timeout=6.0)
+    assert stocked.run("systemctl --failed --no-legend").stdout == ""

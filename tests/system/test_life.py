@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How daemons end: idle, raced against, killed; and that somebody always answers."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+
+import pytest
+from machine import Machine
+from suite import CALL, DAEMONS, IMPORT, MODEL
+
+from conftest import set_idle
+
+CONTEXT = "/run/syntrop/io.syntrop.Context1"
+
+# Bursts of connections, each burst sent a little earlier or later after the last reply than the daemon's idle
+# time, so that many of them meet its exit. Arguments: endpoint, bursts, connections a burst, idle seconds.
+RACE = """
+import socket, sys, time
+endpoint, bursts, width, idle = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4])
+call = b'{"method":"org.varlink.service.GetInfo"}\\0'
+answered = 0
+for burst in range(bursts):
+    connections = []
+    for _ in range(width):
+        connection = socket.socket(socket.AF_UNIX)
+        connection.settimeout(30)
+        connection.connect(endpoint)
+        connection.sendall(call)
+        connections.append(connection)
+    for connection in connections:
+        reply = b""
+        while not reply.endswith(b"\\0"):
+            chunk = connection.recv(65536)
+            assert chunk, f"hung up in burst {burst} after {reply!r}"
+            reply += chunk
+        assert b'"error"' not in reply, reply
+        answered += 1
+        connection.close()
+    time.sleep(idle + (burst % 25 - 8) * 0.001)
+print(answered)
+"""
+
+# Stream a long answer over a bare socket, say when it has begun, and tell how it ended: with the stream's own end,
+# with an error event, or broken off without even the last chunk. Arguments: model, tokens.
+STREAM = """
+import json, socket, sys
+ask = {"model": sys.argv[1], "messages": [{"role": "user", "content": "Count to one thousand."}],
+       "stream": True, "max_tokens": int(sys.argv[2])}
+body = json.dumps(ask).encode()
+head = "POST /v1/chat/completions HTTP/1.1\\r\\nhost: localhost\\r\\ncontent-type: application/json\\r\\n"
+head += f"connection: close\\r\\ncontent-length: {len(body)}\\r\\n\\r\\n"
+connection = socket.socket(socket.AF_UNIX)
+connection.settimeout(60)
+connection.connect("/run/syntrop/router.sock")
+connection.sendall(head.encode() + body)
+seen, begun = b"", False
+while True:
+    try:
+        data = connection.recv(65536)
+    except ConnectionError:
+        data = b""
+    if not data:
+        break
+    seen += data
+    assert seen.startswith(b"HTTP/1.1 200"[:len(seen)]), seen
+    if not begun and seen.count(b'"content":') > 3:
+        begun = True
+        print("begun", flush=True)
+whole = seen.endswith(b"0\\r\\n\\r\\n")
+if b'data: {"error"' in seen:
+    print("error event")
+elif b"data: [DONE]" in seen and whole:
+    print("done")
+else:
+    print("ended without a word" if whole else "broken off")
+"""
+
+
+@pytest.fixture(autouse=True)
+def all_asleep(machine: Machine) -> Iterator[None]:
+    """Every test begins and ends with no daemon running and nothing failed."""
+    yield
+    machine.run("systemctl stop " + " ".join(daemon.service for daemon in DAEMONS))
+    machine.run("systemctl reset-failed")
+
+
+def starts(machine: Machine, service: str) -> int:
+    return len(re.findall(rf"Started {service}", machine.journal(service)))
+
+
+def test_everybody_falls_asleep_and_the_slice_is_empty(machine: Machine) -> None:
+    set_idle(machine, "*", 1.0)
+    for daemon in DAEMONS:
+        machine.run(["varlinkctl", "info", daemon.endpoint])
+    for daemon in DAEMONS:
+        machine.wait_property(daemon.service, "ActiveState", "inactive", timeout=10.0)
+        assert machine.property(daemon.service, "Result") == "success"
+    group = machine.path("/sys/fs/cgroup/syntrop.slice")
+    assert not group.exists() or "populated 0" in (group / "cgroup.events").read_text()
+    assert "/usr/lib/syntrop" not in machine.run("cat /proc/[0-9]*/cmdline | tr '\\0' ' '").stdout
+
+
+def test_ten_fast_exits_do_not_cost_the_socket(machine: Machine) -> None:
+    set_idle(machine, "contextd", 0.01)
+    before = starts(machine, "contextd.service")
+    for _ in range(10):
+        machine.run_python(CALL, CONTEXT, "org.varlink.service.GetInfo", "{}")
+        machine.wait_property("contextd.service", "ActiveState", "inactive", timeout=5.0)
+    assert starts(machine, "contextd.service") - before == 10
+    assert machine.property("contextd.socket", "Result") == "success"
+
+
+def test_two_thousand_connections_race_the_exit_and_all_are_answered(machine: Machine) -> None:
+    set_idle(machine, "contextd", 0.02)
+    before = starts(machine, "contextd.service")
+    answered = machine.run_python(RACE, CONTEXT, "100", "20", "0.02", timeout=300.0)
+    assert answered.strip() == "2000"
+    # The race was one: the daemon left and came back many times on the way.
+    assert starts(machine, "contextd.service") - before >= 30
+    assert machine.property("contextd.socket", "Result") == "success"
+
+
+def test_two_thousand_connections_at_once(machine: Machine) -> None:
+    set_idle(machine, "contextd", 0.02)
+    answered = machine.run_python(RACE, CONTEXT, "2", "1000", "0.02", timeout=120.0)
+    assert answered.strip() == "2000"
+
+
+@pytest.mark.parametrize("victim", ["runtimed", "routerd"])
+def test_a_daemon_killed_in_mid_stream(machine: Machine, victim: str) -> None:
+    set_idle(machine, "*", 30.0)
+    machine.run(IMPORT)
+    with machine.start_python(STREAM, MODEL, "4000") as stream:
+        assert stream.stdout is not None
+        assert stream.stdout.readline() == "begun\n"
+        machine.run(["systemctl", "kill", "-s", "KILL", f"{victim}.service"])
+        ended = stream.communicate(timeout=60)[0].split("\n")
+    assert ended[0] in ("error event", "broken off"), ended
+    assert "done" not in ended
+    again = machine.run_python(STREAM, MODEL, "8")
+    assert again.split("\n")[-2] == "done"
+    assert machine.property(f"{victim}.service", "NRestarts") == "1"
+
+
+def test_a_daemon_that_cannot_start_is_tried_again_and_not_spun(machine: Machine) -> None:
+    machine.write(
+        "/run/systemd/system/toold.service.d/broken.conf", "[Service]\nExecStart=\nExecStart=/bin/false\n"
+    )
+    machine.run("systemctl daemon-reload")
+    broken = machine.run_python(
+        "import socket, time; s = socket.socket(socket.AF_UNIX); s.connect('/run/syntrop/io.syntrop.Tool1');"
+        "time.sleep(3.5)"
+    )
+    assert broken == ""
+    tries = int(machine.property("toold.service", "NRestarts"))
+    assert 2 <= tries <= 4  # RestartSec=1s
+    machine.run("rm /run/systemd/system/toold.service.d/broken.conf && systemctl daemon-reload")
+    reply = machine.run_python(CALL, "/run/syntrop/io.syntrop.Tool1", "org.varlink.service.GetInfo", "{}")
+    assert json.loads(reply)["parameters"]["product"] == "toold"
+
+
+def test_reload_keeps_the_daemon(machine: Machine) -> None:
+    machine.run(["varlinkctl", "info", CONTEXT])
+    pid = machine.property("contextd.service", "MainPID")
+    machine.run("systemctl reload contextd.service")
+    machine.run(["varlinkctl", "info", CONTEXT])
+    assert machine.property("contextd.service", "MainPID") == pid
+
+
+def test_the_watchdog_ends_a_daemon_that_hangs(machine: Machine) -> None:
+    machine.write("/run/systemd/system/contextd.service.d/watchdog.conf", "[Service]\nWatchdogSec=2s\n")
+    machine.run("systemctl daemon-reload")
+    machine.run(["varlinkctl", "info", CONTEXT])
+    machine.run("systemctl kill -s STOP contextd.service")
+    machine.wait_property("contextd.service", "NRestarts", "1", timeout=15.0)
+    machine.run("rm /run/systemd/system/contextd.service.d/watchdog.conf && systemctl daemon-reload")
+    machine.run(["varlinkctl", "info", CONTEXT])

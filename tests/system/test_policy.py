@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the bus policy and the polkit rules really let the suite's accounts do to other units."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+from machine import Machine
+from suite import CALL
+
+MANAGER = "org.freedesktop.systemd1 /org/freedesktop/systemd1 org.freedesktop.systemd1.Manager"
+
+
+@pytest.fixture(scope="module")
+def victim(machine: Machine) -> Iterator[str]:
+    """A running unit that is not ours."""
+    machine.run("systemctl start dbus.socket && systemd-run --unit=victim sleep infinity")
+    yield "victim.service"
+
+
+def ask(machine: Machine, user: str, method: str, signature: str, *arguments: str) -> str:
+    """Standard error of a call to the manager: empty if it was let through."""
+    call = f"busctl --system call {MANAGER} {method} {signature} {' '.join(arguments)}"
+    done = machine.run(call, user=user, check=False)
+    assert bool(done.stderr) == (done.returncode != 0)
+    return done.stderr
+
+
+def test_inferenced_freezes_and_thaws(machine: Machine, victim: str) -> None:
+    assert ask(machine, "inferenced", "FreezeUnit", "s", victim) == ""
+    assert machine.property(victim, "FreezerState") == "frozen"
+    assert ask(machine, "inferenced", "ThawUnit", "s", victim) == ""
+    assert machine.property(victim, "FreezerState") == "running"
+
+
+@pytest.mark.parametrize("user", ["nobody", "syntrop", "syntrop-tool", "sentry"])
+def test_nobody_else_freezes(machine: Machine, victim: str, user: str) -> None:
+    assert "Access denied" in ask(machine, user, "FreezeUnit", "s", victim)
+    assert machine.property(victim, "FreezerState") == "running"
+
+
+@pytest.mark.parametrize("unit", ["dbus.service", "systemd-journald.service", "polkit.service", "system.slice"])
+def test_what_a_host_needs_is_never_frozen(machine: Machine, unit: str) -> None:
+    assert "Access denied" in ask(machine, "inferenced", "FreezeUnit", "s", unit)
+
+
+def test_toold_restarts_and_resets(machine: Machine, victim: str) -> None:
+    assert ask(machine, "syntrop-tool", "RestartUnit", "ss", victim, "replace") == ""
+    assert ask(machine, "syntrop-tool", "ResetFailedUnit", "s", victim) == ""
+
+
+@pytest.mark.parametrize(
+    ("user", "method", "arguments"),
+    [
+        ("syntrop-tool", "StopUnit", ("victim.service", "replace")),
+        ("syntrop-tool", "RestartUnit", ("systemd-journald.service", "replace")),
+        ("syntrop-tool", "RestartUnit", ("systemd-sentry.service", "replace")),
+        ("inferenced", "RestartUnit", ("victim.service", "replace")),
+        ("syntrop", "RestartUnit", ("victim.service", "replace")),
+    ],
+)
+def test_other_verbs_and_units_are_refused(
+    machine: Machine, victim: str, user: str, method: str, arguments: tuple[str, ...]
+) -> None:
+    assert "Access denied" in ask(machine, user, method, "s" * len(arguments), *arguments)
+
+
+def call(machine: Machine, user: str, method: str, parameters: dict[str, object]) -> dict[str, object]:
+    endpoint = f"/run/syntrop/{method.rpartition('.')[0]}"
+    reply: dict[str, object] = json.loads(
+        machine.run_python(CALL, endpoint, method, json.dumps(parameters), user=user)
+    )
+    return reply
+
+
+REGISTER = ("io.syntrop.Model1.Register", {"id": "x:y", "path": "/etc/hostname"})
+
+
+def test_strangers_are_refused_by_a_daemon(machine: Machine) -> None:
+    assert call(machine, "nobody", *REGISTER)["error"] == "org.varlink.service.PermissionDenied"
+
+
+def test_members_of_the_group_are_operators(machine: Machine) -> None:
+    machine.run("useradd --no-create-home --groups syntrop operator")
+    # Let in; what it names is no model, and that is what it is told.
+    refused = call(machine, "operator", *REGISTER)["error"]
+    assert str(refused).startswith("io.syntrop.Model1.")
+
+
+def test_polkit_lends_an_action(machine: Machine) -> None:
+    machine.run("useradd --no-create-home --user-group trusted")
+    assert call(machine, "trusted", *REGISTER)["error"] == "org.varlink.service.PermissionDenied"
+    machine.write(
+        "/etc/polkit-1/rules.d/10-trusted.rules",
+        'polkit.addRule(function(action, subject) { if (action.id == "io.syntrop.model.register" &&'
+        ' subject.user == "trusted") return polkit.Result.YES; });\n',
+    )
+    machine.run("systemctl restart polkit.service")
+    refused = call(machine, "trusted", *REGISTER)["error"]
+    assert str(refused).startswith("io.syntrop.Model1.")
