@@ -92,15 +92,18 @@ def claim(listeners: Sequence[Listener], endpoint: str, unit: str) -> list[Liste
     return claimed
 
 
-def bind(address: str) -> Listener:
-    """Bind by hand: an absolute path, `HOST:PORT` or `[HOST]:PORT`. Raises OSError and ActivationError."""
+def bind(address: str, mode: int = 0o666) -> Listener:
+    """Bind by hand: an absolute path, `HOST:PORT` or `[HOST]:PORT`. Raises OSError and ActivationError.
+
+    A path gets `mode` before anybody can connect. Who may call what is judged by the peer's credentials anyway.
+    """
     if address.startswith("/"):
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             _remove_stale(address)
             os.makedirs(os.path.dirname(address), exist_ok=True)
             sock.bind(address)
-            os.chmod(address, 0o666)  # who may call what is judged by the peer's credentials
+            os.chmod(address, mode)
             sock.listen(BACKLOG)
         except BaseException:
             sock.close()

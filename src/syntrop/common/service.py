@@ -87,7 +87,7 @@ class Daemon:
         self.settings = settings
         self.started = monotonic()
         self.stopping = False
-        self._endpoints: list[tuple[str, str, Connect]] = []
+        self._endpoints: list[tuple[str, str, int, Connect]] = []
         self._on_stop: list[Callable[[], Coroutine[Any, Any, None]]] = []
         self._on_reload: list[Callable[[], None]] = []
         self._holds = 0
@@ -99,12 +99,20 @@ class Daemon:
 
     # --- what a daemon's build() uses ----------------------------------------------------------------------
 
-    def serve(self, endpoint: str, connect: Connect, *, unit: str = "") -> None:
-        """Serve an endpoint; `connect` takes an accepted socket and gives a connection, or None to drop it."""
-        self._endpoints.append((endpoint, unit or f"{self.name}.socket", connect))
+    def serve(self, endpoint: str, connect: Connect, *, unit: str = "", mode: int = 0o666) -> None:
+        """Serve an endpoint; `connect` takes an accepted socket and gives a connection, or None to drop it.
+
+        `mode` is for a Unix socket that is bound by hand: without a manager whose unit says so.
+        """
+        self._endpoints.append((endpoint, unit or f"{self.name}.socket", mode, connect))
 
     def serve_varlink(
-        self, endpoint: str, handlers: Mapping[str | Interface, object], *, unit: str = ""
+        self,
+        endpoint: str,
+        handlers: Mapping[str | Interface, object],
+        *,
+        unit: str = "",
+        mode: int = 0o666,
     ) -> Server:
         """Serve Varlink interfaces on an endpoint."""
         from syntrop.common.varlink.server import Identity, Server
@@ -115,7 +123,7 @@ class Daemon:
             connections_max=self.settings.connections_max,
             connections_per_uid=self.settings.connections_max_per_uid,
         )
-        self.serve(endpoint, server.connect, unit=unit)
+        self.serve(endpoint, server.connect, unit=unit, mode=mode)
         return server
 
     def busy(self) -> Busy:
@@ -163,15 +171,15 @@ class Daemon:
 
     def _open(self, passed: Sequence[Listener] | None) -> list[tuple[Listener, Connect]]:
         opened: list[tuple[Listener, Connect]] = []
-        given = _addresses(self.settings.listen, [endpoint for endpoint, _, _ in self._endpoints])
-        for endpoint, unit, connect in self._endpoints:
+        given = _addresses(self.settings.listen, [endpoint for endpoint, *_ in self._endpoints])
+        for endpoint, unit, mode, connect in self._endpoints:
             if passed is not None:
                 claimed = activation.claim(passed, endpoint, unit)
                 if not claimed:
                     journal.notice(f"No socket was passed for {endpoint}; it is not served")
             else:
                 default = [] if endpoint == activation.TCP else [paths.endpoint(endpoint)]
-                claimed = [activation.bind(address) for address in given.get(endpoint, default)]
+                claimed = [activation.bind(address, mode) for address in given.get(endpoint, default)]
             opened += [(one, connect) for one in claimed]
         if passed is not None:
             known = {id(one) for one, _ in opened}

@@ -23,9 +23,9 @@ def build(daemon: Daemon) -> None:
     handlers: dict[str | Interface, object] = {"io.syntrop.Inference1": Inference1()}
     enclave = "inferenced-enclave.socket"  # the endpoints that are the suite's own and its operators'
     daemon.serve_varlink("io.syntrop.Inference1", handlers)
-    daemon.serve_varlink("sentry.sock", handlers, unit=enclave)
-    daemon.serve_varlink("fd.sock", handlers, unit=enclave)
-    daemon.serve("gateway.sock", Gateway(daemon).connect, unit=enclave)
+    daemon.serve_varlink("sentry.sock", handlers, unit=enclave, mode=0o660)
+    daemon.serve_varlink("fd.sock", handlers, unit=enclave, mode=0o660)
+    daemon.serve("gateway.sock", Gateway(daemon).connect, unit=enclave, mode=0o660)
 
 
 if __name__ == "__main__":

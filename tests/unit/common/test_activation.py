@@ -131,3 +131,9 @@ def test_bind_understands_hosts_and_refuses_the_rest() -> None:
     for bad in ("nonsense", "127.0.0.1:", "127.0.0.1:x", "relative/path"):
         with pytest.raises(activation.ActivationError):
             activation.bind(bad)
+
+
+def test_bind_gives_the_mode_that_the_endpoint_asks_for(tmp_path: Path) -> None:
+    listener = activation.bind(str(tmp_path / "gateway.sock"), 0o660)
+    assert os.stat(tmp_path / "gateway.sock").st_mode & 0o777 == 0o660
+    listener.socket.close()
