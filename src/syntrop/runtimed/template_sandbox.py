@@ -193,6 +193,10 @@ def _replace(text: Any, old: Any, new: Any, count: int = -1) -> str:
     return source.replace(old, new, count)
 
 
+def _strftime_now(form: str) -> str:
+    return time.strftime(form)
+
+
 def _range(*bounds: int) -> range:
     result = range(*bounds)
     # Not by len(), which cannot tell more than an index holds.
@@ -234,6 +238,6 @@ def environment(budget: Budget) -> ImmutableSandboxedEnvironment:
     result.globals |= {
         "range": _range,
         "raise_exception": _raise_exception,
-        "strftime_now": time.strftime,
+        "strftime_now": _strftime_now,
     }
     return result
