@@ -100,8 +100,8 @@ class ContextExceeded(EngineError):
 class Unhonoured(EngineError):
     """The engine cannot honour a parameter."""
 
-    def __init__(self, parameter: str) -> None:
-        super().__init__(f"The engine cannot honour '{parameter}' with this value.")
+    def __init__(self, parameter: str, reason: str | None = None) -> None:
+        super().__init__(f"The engine cannot honour '{parameter}': {reason or 'not with this value'}.")
         self.parameter = parameter
 
 

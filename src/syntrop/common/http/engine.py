@@ -156,7 +156,7 @@ def engine_error(error: VarlinkError) -> chat.EngineError:
     """What an error reply of the engine means to a client. Detail that is the engine's own stays out."""
     given = error.parameters
     if isinstance(error, InvalidParameter) or error.name == "InvalidParameter":
-        return chat.Unhonoured(str(given.get("parameter", "")))
+        return chat.Unhonoured(str(given.get("parameter", "")), given.get("reason"))
     if error.error.rpartition(".")[0] != RUNTIME:
         return chat.GenerationFailed("The engine failed; its log has the detail.")
     match error.name:

@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The whole chain, asleep at first: HTTP → routerd → runtimed ← modeld, with the starter model."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+
+MODEL = "smollm2:135m"
+QUESTION: list[Any] = [{"role": "user", "content": "Why is the sky blue?"}]
+
+
+@pytest.fixture
+def client(stocked_suite: Any) -> Iterator[openai.OpenAI]:
+    url = stocked_suite.url.rstrip("/").removesuffix("/v1")
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=60) as client:
+        yield client
+
+
+def ask(client: openai.OpenAI, **options: Any) -> Any:
+    options = {"model": MODEL, "messages": QUESTION, "temperature": 0, "max_tokens": 24, **options}
+    return client.chat.completions.create(**options)
+
+
+def text_of(stream: Any) -> str:
+    return "".join(chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices)
+
+
+def call(suite: Any, interface: str, method: str, **parameters: Any) -> dict[str, Any]:
+    with socket.socket(socket.AF_UNIX) as varlink:
+        varlink.settimeout(30)
+        varlink.connect(suite.endpoint("syntrop/" + interface))
+        request = {"method": f"{interface}.{method}", "parameters": parameters}
+        varlink.sendall(json.dumps(request).encode() + b"\0")
+        data = b""
+        while not data.endswith(b"\0"):
+            data += varlink.recv(65536)
+    reply: dict[str, Any] = json.loads(data[:-1])
+    return reply
+
+
+def test_an_answer_out_of_a_sleeping_suite(stocked_suite: Any, client: openai.OpenAI) -> None:
+    assert not stocked_suite.awake()
+    assert [model.id for model in client.models.list()] == [MODEL]
+    whole = ask(client)
+    text = whole.choices[0].message.content
+    assert len(text) > 20 and whole.choices[0].finish_reason == "length"
+    assert whole.usage.completion_tokens == 24 and whole.usage.prompt_tokens > 10
+    chunks = list(ask(client, stream=True, stream_options={"include_usage": True}))
+    assert text_of(chunks) == text, "streamed or not, greedy answers are the same"
+    assert chunks[-1].usage == whole.usage
+
+    stopped = ask(client, stop=[text[12:16]])
+    assert stopped.choices[0].finish_reason == "stop"
+    assert stopped.choices[0].message.content == text[: text.index(text[12:16])]
+
+    hot = {"temperature": 1, "seed": 0}
+    assert len({text_of(ask(client, stream=True, **hot)) for _ in range(3)}) == 1, "one seed, one text"
+    assert len({text_of(ask(client, stream=True, temperature=1)) for _ in range(3)}) > 1
+
+    client.close()
+    stocked_suite.wait_asleep()
+
+
+def test_a_prompt_beyond_the_context(client: openai.OpenAI) -> None:
+    ask(client)
+    long = [{"role": "user", "content": "word " * 9000}]
+    for stream in (False, True):
+        with pytest.raises(openai.BadRequestError) as caught:
+            ask(client, messages=long, stream=stream)
+        assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "messages")
+
+
+def test_breaking_off_frees_the_engine(stocked_suite: Any, client: openai.OpenAI) -> None:
+    stream = ask(client, stream=True, max_tokens=2000, messages=[{"role": "user", "content": "Count to 1000."}])
+    next(iter(stream))
+    load = call(stocked_suite, "io.syntrop.Runtime1", "GetLoad")["parameters"]
+    assert load["available_slots"] == load["max_slots"] - 1
+    stream.close()
+    deadline = time.monotonic() + 5
+    while load["available_slots"] < load["max_slots"]:
+        assert time.monotonic() < deadline
+        load = call(stocked_suite, "io.syntrop.Runtime1", "GetLoad")["parameters"]
+    assert call(stocked_suite, "io.syntrop.Router1", "GetStatus")["parameters"]["active_requests"] == 0
+
+
+def test_an_engine_killed_in_mid_stream(stocked_suite: Any, client: openai.OpenAI) -> None:
+    stream = iter(ask(client, stream=True, max_tokens=2000))
+    for _ in range(5):
+        next(stream)
+    (engine,) = stocked_suite.pids("runtimed")
+    os.kill(engine, signal.SIGKILL)
+    with pytest.raises(openai.APIError) as caught:
+        list(stream)
+    assert caught.value.code == "provider_unavailable"
+    assert ask(client).choices[0].message.content
