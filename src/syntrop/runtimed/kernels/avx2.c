@@ -47,10 +47,11 @@ static inline __attribute__((always_inline)) void tile(const uint8_t *w, const i
 {
     size_t at = (size_t)(t / GROUP) * (size_t)x->blocks;
     int lane = t % GROUP;
-    const int8_t *q = x->q + at * QBLOCK * GROUP + lane * 4;
+    const int8_t *q = x->q + at * 2 * PLANE + lane * 4;
     const float *d = x->d + at * GROUP + lane, *s = x->s + at * GROUP + lane;
     const int32_t *neg = x->neg + at * GROUP + lane;
-    const __m256i low = _mm256_set1_epi8(15), ones = _mm256_set1_epi16(1), flip = _mm256_set1_epi8(-128);
+    const __m256i low = _mm256_set1_epi8(15), flip = _mm256_set1_epi8(-128);
+    const __m256i ones = _mm256_set1_epi16(1), weight = _mm256_set1_epi16(1 << ACT_SHIFT);
     __m256 acc[4];
     for (int i = 0; i < T; i++)
         acc[i] = _mm256_setzero_ps();
@@ -64,13 +65,17 @@ static inline __attribute__((always_inline)) void tile(const uint8_t *w, const i
                 __m256i code = _mm256_xor_si256(_mm256_loadu_si256((const __m256i *)(codes + g * 64)), flip);
                 __m256i size = _mm256_abs_epi8(code); /* -128 becomes 128, read as unsigned */
                 for (int i = 0; i < T; i++) {
-                    __m256i y = _mm256_sign_epi8(word(q + g * GROUP * 4 + i * 4), code);
-                    sum[i] = _mm256_add_epi32(sum[i], _mm256_madd_epi16(_mm256_maddubs_epi16(size, y), ones));
+                    __m256i high = _mm256_sign_epi8(word(q + g * GROUP * 4 + i * 4), code);
+                    __m256i rest = _mm256_sign_epi8(word(q + PLANE + g * GROUP * 4 + i * 4), code);
+                    high = _mm256_madd_epi16(_mm256_maddubs_epi16(size, high), weight);
+                    rest = _mm256_madd_epi16(_mm256_maddubs_epi16(size, rest), ones);
+                    sum[i] = _mm256_add_epi32(sum[i], _mm256_add_epi32(high, rest));
                 }
             }
         } else {
+            __m256i rest[4];
             for (int i = 0; i < T; i++)
-                sum[i] = _mm256_setzero_si256();
+                sum[i] = rest[i] = _mm256_setzero_si256();
             for (int g = 0; g < 4; g++) {
                 __m256i both = _mm256_loadu_si256((const __m256i *)(codes + g * 64));
                 __m256i first = _mm256_and_si256(both, low);
@@ -80,10 +85,14 @@ static inline __attribute__((always_inline)) void tile(const uint8_t *w, const i
                         sum[i], _mm256_maddubs_epi16(first, word(q + g * GROUP * 4 + i * 4)));
                     sum[i] = _mm256_add_epi16(
                         sum[i], _mm256_maddubs_epi16(second, word(q + (g + 4) * GROUP * 4 + i * 4)));
+                    rest[i] = _mm256_add_epi16(
+                        rest[i], _mm256_maddubs_epi16(first, word(q + PLANE + g * GROUP * 4 + i * 4)));
+                    rest[i] = _mm256_add_epi16(
+                        rest[i], _mm256_maddubs_epi16(second, word(q + PLANE + (g + 4) * GROUP * 4 + i * 4)));
                 }
             }
             for (int i = 0; i < T; i++) {
-                sum[i] = _mm256_madd_epi16(sum[i], ones);
+                sum[i] = _mm256_add_epi32(_mm256_madd_epi16(sum[i], weight), _mm256_madd_epi16(rest[i], ones));
                 if (type == SY_Q4_0) /* codes are stored plus 8 */
                     sum[i] = _mm256_add_epi32(sum[i], _mm256_set1_epi32(8 * neg[i]));
             }
@@ -98,7 +107,7 @@ static inline __attribute__((always_inline)) void tile(const uint8_t *w, const i
                 acc[i] = _mm256_fmadd_ps(minimum, _mm256_set1_ps(s[i]), acc[i]);
         }
         w += PANEL * (type == SY_Q8_0 ? 34 : type == SY_Q4_1 ? 20 : 18);
-        q += QBLOCK * GROUP;
+        q += 2 * PLANE;
         d += GROUP;
         s += GROUP;
         neg += GROUP;

@@ -41,7 +41,7 @@ static inline __attribute__((always_inline)) void tile(const uint8_t *w, const i
 {
     size_t at = (size_t)(t / GROUP) * (size_t)x->blocks;
     int lane = t % GROUP;
-    const int8_t *q = x->q + at * QBLOCK * GROUP + lane * 4;
+    const int8_t *q = x->q + at * 2 * PLANE + lane * 4;
     const float *d = x->d + at * GROUP + lane, *s = x->s + at * GROUP + lane;
     const int32_t *neg = x->neg + at * GROUP + lane;
     const __m512i low = _mm512_set1_epi8(15);
@@ -66,21 +66,31 @@ static inline __attribute__((always_inline)) void tile(const uint8_t *w, const i
         if (type == SY_Q4_1)
             minimum = _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(w + PANEL * 2)));
         for (int i = 0; i < T; i++) {
-            __m512i sum = _mm512_setzero_si512();
+            const int8_t *high = q + i * 4, *low_plane = high + PLANE;
+            __m512i sum = _mm512_setzero_si512(), rest = _mm512_setzero_si512();
             if (type == SY_Q4_0) /* codes are stored plus 8, or plus 128 */
-                sum = _mm512_slli_epi32(_mm512_set1_epi32(neg[i]), 3);
+                rest = _mm512_slli_epi32(_mm512_set1_epi32(neg[i]), 3);
             if (type == SY_Q8_0)
-                sum = _mm512_slli_epi32(_mm512_set1_epi32(neg[i]), 7);
-            if (T == 1) { /* a single token: two chains */
-                __m512i odd = _mm512_setzero_si512();
+                rest = _mm512_slli_epi32(_mm512_set1_epi32(neg[i]), 7);
+            if (T <= 2) { /* few tokens: more chains */
+                __m512i odd = _mm512_setzero_si512(), odd_rest = _mm512_setzero_si512();
                 for (int g = 0; g < 8; g += 2) {
-                    sum = _mm512_dpbusd_epi32(sum, code[g], word(q + g * GROUP * 4 + i * 4));
-                    odd = _mm512_dpbusd_epi32(odd, code[g + 1], word(q + (g + 1) * GROUP * 4 + i * 4));
+                    sum = _mm512_dpbusd_epi32(sum, code[g], word(high + g * GROUP * 4));
+                    odd = _mm512_dpbusd_epi32(odd, code[g + 1], word(high + (g + 1) * GROUP * 4));
+                    rest = _mm512_dpbusd_epi32(rest, code[g], word(low_plane + g * GROUP * 4));
+                    odd_rest =
+                        _mm512_dpbusd_epi32(odd_rest, code[g + 1], word(low_plane + (g + 1) * GROUP * 4));
                 }
-                sum = _mm512_add_epi32(sum, odd);
+                sum = _mm512_slli_epi32(_mm512_add_epi32(sum, odd), ACT_SHIFT);
+                sum = _mm512_add_epi32(sum, _mm512_add_epi32(rest, odd_rest));
             } else {
                 for (int g = 0; g < 8; g++)
-                    sum = _mm512_dpbusd_epi32(sum, code[g], word(q + g * GROUP * 4 + i * 4));
+                    sum = _mm512_dpbusd_epi32(sum, code[g], word(high + g * GROUP * 4));
+                sum = _mm512_slli_epi32(sum, ACT_SHIFT);
+                if (type != SY_Q4_1)
+                    sum = _mm512_add_epi32(sum, rest);
+                for (int g = 0; g < 8; g++)
+                    sum = _mm512_dpbusd_epi32(sum, code[g], word(low_plane + g * GROUP * 4));
             }
             acc[i] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum), _mm512_mul_ps(scale, _mm512_set1_ps(d[i])),
                                      acc[i]);
@@ -88,7 +98,7 @@ static inline __attribute__((always_inline)) void tile(const uint8_t *w, const i
                 acc[i] = _mm512_fmadd_ps(minimum, _mm512_set1_ps(s[i]), acc[i]);
         }
         w = codes + PANEL * (type == SY_Q8_0 ? 32 : 16);
-        q += QBLOCK * GROUP;
+        q += 2 * PLANE;
         d += GROUP;
         s += GROUP;
         neg += GROUP;

@@ -115,23 +115,28 @@ static void body_quantize(const float *x, int32_t n, sy_acts *a, int32_t t, int3
         vf top = {0};
         for (int i = 0; i < QBLOCK; i += VL)
             top = larger(magnitude(load(x + i)), top);
-        float d = largest(top) / 127.0f, inverse = d > 0 ? 1.0f / d : 0.0f;
-        int8_t codes[QBLOCK];
+        float d = largest(top) / ACT_MAX, inverse = d > 0 ? 1.0f / d : 0.0f;
+        int8_t high[QBLOCK], low[QBLOCK];
         vi total = {0};
         for (int i = 0; i < QBLOCK; i += VL) {
             vi code = round_int(load(x + i) * inverse);
-            /* At most 127 by arithmetic; what NaN and infinity turn into is cut to a byte, whatever it is. */
+            vi upper = (code + (1 << (ACT_SHIFT - 1))) >> ACT_SHIFT;
+            /* Fits by arithmetic; what NaN and infinity turn into is cut to bytes, whatever it is. */
             typedef int8_t vb __attribute__((vector_size(VL)));
-            vb narrow = __builtin_convertvector(code, vb);
-            memcpy(codes + i, &narrow, VL);
-            total += __builtin_convertvector(narrow, vi);
+            vb h = __builtin_convertvector(upper, vb);
+            vb l = __builtin_convertvector(code - (upper << ACT_SHIFT), vb);
+            memcpy(high + i, &h, VL);
+            memcpy(low + i, &l, VL);
+            total += __builtin_convertvector(h, vi) * (1 << ACT_SHIFT) + __builtin_convertvector(l, vi);
         }
         int32_t codesum = 0;
         for (int i = 0; i < VL; i++)
             codesum += total[i];
-        int8_t *q = a->q + at * QBLOCK * GROUP + lane * 4;
-        for (int i = 0; i < QBLOCK / 4; i++)
-            memcpy(q + i * GROUP * 4, codes + i * 4, 4);
+        int8_t *q = a->q + at * 2 * PLANE + lane * 4;
+        for (int i = 0; i < QBLOCK / 4; i++) {
+            memcpy(q + i * GROUP * 4, high + i * 4, 4);
+            memcpy(q + PLANE + i * GROUP * 4, low + i * 4, 4);
+        }
         a->d[at * GROUP + lane] = d;
         a->s[at * GROUP + lane] = d * (float)codesum;
         a->neg[at * GROUP + lane] = -codesum;

@@ -80,7 +80,7 @@ static void carve_acts(sy_acts *a, uint8_t *base, size_t *at, int32_t cols, int3
     a->cols = cols;
     a->blocks = cols / QBLOCK;
     a->f_stride = round_up((size_t)cols, QBLOCK);
-    a->q = carve(base, at, groups * (size_t)a->blocks * QBLOCK * GROUP);
+    a->q = carve(base, at, groups * (size_t)a->blocks * 2 * PLANE);
     a->d = carve(base, at, groups * (size_t)a->blocks * GROUP * 4);
     a->s = carve(base, at, groups * (size_t)a->blocks * GROUP * 4);
     a->neg = carve(base, at, groups * (size_t)a->blocks * GROUP * 4);

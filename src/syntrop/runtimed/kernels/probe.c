@@ -40,7 +40,7 @@ int sy_test_matmul(int level, int threads, int type, int32_t rows, int32_t cols,
     size_t groups = (size_t)(n + GROUP - 1) / GROUP, blocks = (size_t)(cols / QBLOCK);
     sy_acts a = {.cols = cols, .blocks = cols / QBLOCK, .f_stride = (size_t)cols};
     m.data = space((size_t)m.panels * m.panel_bytes);
-    a.q = space(groups * blocks * QBLOCK * GROUP);
+    a.q = space(groups * blocks * 2 * PLANE);
     a.d = space(groups * blocks * GROUP * 4);
     a.s = space(groups * blocks * GROUP * 4);
     a.neg = space(groups * blocks * GROUP * 4);

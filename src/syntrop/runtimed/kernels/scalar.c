@@ -31,7 +31,11 @@ static void tile(const uint8_t *w, int type, const sy_acts *x, int32_t t, float 
     int lane = t % GROUP;
     float acc[PANEL] = {0};
     for (int32_t b = 0; b < x->blocks; b++, at++) {
-        const int8_t *q = x->q + at * QBLOCK * GROUP + lane * 4;
+        int32_t q[QBLOCK];
+        for (int i = 0; i < QBLOCK; i++) {
+            const int8_t *plane = x->q + at * 2 * PLANE + (i / 4) * GROUP * 4 + lane * 4 + i % 4;
+            q[i] = plane[0] * (1 << ACT_SHIFT) + plane[PLANE];
+        }
         const uint8_t *scales = w, *minima = w + PANEL * 2;
         const uint8_t *codes = w + PANEL * (type == SY_Q4_1 ? 4 : 2);
         int32_t offset = type == SY_Q4_0 ? 8 : type == SY_Q8_0 ? 128 : 0;
@@ -42,15 +46,14 @@ static void tile(const uint8_t *w, int type, const sy_acts *x, int32_t t, float 
             for (int i = 0; i < 8; i++)
                 for (int r = 0; r < PANEL; r++)
                     for (int j = 0; j < 4; j++)
-                        total[r] += codes[i * PANEL * 4 + r * 4 + j] * q[i * GROUP * 4 + j];
+                        total[r] += codes[i * PANEL * 4 + r * 4 + j] * q[i * 4 + j];
             w = codes + PANEL * 32;
         } else {
             for (int i = 0; i < 4; i++)
                 for (int r = 0; r < PANEL; r++)
                     for (int j = 0; j < 4; j++) {
                         int code = codes[i * PANEL * 4 + r * 4 + j];
-                        total[r] += (code & 15) * q[i * GROUP * 4 + j] +
-                                    (code >> 4) * q[(i + 4) * GROUP * 4 + j];
+                        total[r] += (code & 15) * q[i * 4 + j] + (code >> 4) * q[16 + i * 4 + j];
                     }
             w = codes + PANEL * 16;
         }
