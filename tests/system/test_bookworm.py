@@ -49,3 +49,14 @@ def test_everybody_falls_asleep(bookworm: Machine) -> None:
     for daemon in DAEMONS:
         bookworm.wait_property(daemon.service, "ActiveState", "inactive", timeout=10.0)
         assert bookworm.property(daemon.service, "Result") == "success"
+
+
+def test_inferenced_may_freeze_and_nothing_else(bookworm: Machine) -> None:
+    manager = "org.freedesktop.systemd1 /org/freedesktop/systemd1 org.freedesktop.systemd1.Manager"
+    bookworm.run("systemd-run --unit=victim sleep infinity")
+    bookworm.run(f"busctl --system call {manager} FreezeUnit s victim.service", user="inferenced")
+    assert bookworm.property("victim.service", "FreezerState") == "frozen"
+    bookworm.run(f"busctl --system call {manager} ThawUnit s victim.service", user="inferenced")
+    stop = f"busctl --system call {manager} StopUnit ss victim.service replace"
+    assert bookworm.run(stop, user="inferenced", check=False).returncode != 0
+    assert bookworm.property("victim.service", "ActiveState") == "active"

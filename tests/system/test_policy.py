@@ -57,6 +57,8 @@ def test_toold_restarts_and_resets(machine: Machine, victim: str) -> None:
         ("syntrop-tool", "StopUnit", ("victim.service", "replace")),
         ("syntrop-tool", "RestartUnit", ("systemd-journald.service", "replace")),
         ("syntrop-tool", "RestartUnit", ("systemd-sentry.service", "replace")),
+        ("inferenced", "StopUnit", ("victim.service", "replace")),
+        ("inferenced", "StartUnit", ("victim.service", "replace")),
         ("inferenced", "RestartUnit", ("victim.service", "replace")),
         ("syntrop", "RestartUnit", ("victim.service", "replace")),
     ],
@@ -64,7 +66,9 @@ def test_toold_restarts_and_resets(machine: Machine, victim: str) -> None:
 def test_other_verbs_and_units_are_refused(
     machine: Machine, victim: str, user: str, method: str, arguments: tuple[str, ...]
 ) -> None:
-    assert "Access denied" in ask(machine, user, method, "s" * len(arguments), *arguments)
+    refusal = ask(machine, user, method, "s" * len(arguments), *arguments)
+    # An account that no rule of ours names is merely asked for a password, which it cannot give.
+    assert refusal in ("Call failed: Access denied\n", "Call failed: Interactive authentication required.\n")
 
 
 def call(machine: Machine, user: str, method: str, parameters: dict[str, object]) -> dict[str, object]:
@@ -75,28 +79,31 @@ def call(machine: Machine, user: str, method: str, parameters: dict[str, object]
     return reply
 
 
-REGISTER = ("io.syntrop.Model1.Register", {"id": "x:y", "path": "/etc/hostname"})
+def register(machine: Machine, user: str) -> str:
+    """The error that a user gets for registering what is no model."""
+    return str(call(machine, user, "io.syntrop.Model1.Register", {"id": "x:y", "path": "/etc/hostname"})["error"])
+
+
+REFUSED = "org.varlink.service.PermissionDenied"
 
 
 def test_strangers_are_refused_by_a_daemon(machine: Machine) -> None:
-    assert call(machine, "nobody", *REGISTER)["error"] == "org.varlink.service.PermissionDenied"
+    assert register(machine, "nobody") == REFUSED
 
 
 def test_members_of_the_group_are_operators(machine: Machine) -> None:
-    machine.run("useradd --no-create-home --groups syntrop operator")
+    machine.run("useradd --no-create-home --groups syntrop helper")
     # Let in; what it names is no model, and that is what it is told.
-    refused = call(machine, "operator", *REGISTER)["error"]
-    assert str(refused).startswith("io.syntrop.Model1.")
+    assert register(machine, "helper").startswith("io.syntrop.Model1.")
 
 
 def test_polkit_lends_an_action(machine: Machine) -> None:
     machine.run("useradd --no-create-home --user-group trusted")
-    assert call(machine, "trusted", *REGISTER)["error"] == "org.varlink.service.PermissionDenied"
+    assert register(machine, "trusted") == REFUSED
     machine.write(
         "/etc/polkit-1/rules.d/10-trusted.rules",
         'polkit.addRule(function(action, subject) { if (action.id == "io.syntrop.model.register" &&'
         ' subject.user == "trusted") return polkit.Result.YES; });\n',
     )
     machine.run("systemctl restart polkit.service")
-    refused = call(machine, "trusted", *REGISTER)["error"]
-    assert str(refused).startswith("io.syntrop.Model1.")
+    assert register(machine, "trusted").startswith("io.syntrop.Model1.")

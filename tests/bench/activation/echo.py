@@ -6,19 +6,23 @@ import selectors
 import socket
 
 listener = socket.socket(fileno=3)
+connections = {}
 selector = selectors.DefaultSelector()
 selector.register(listener, selectors.EVENT_READ)
 while True:
     for key, _ in selector.select():
-        if key.fileobj is listener:
-            selector.register(listener.accept()[0], selectors.EVENT_READ)
+        if key.fd == 3:
+            connection, _ = listener.accept()
+            connections[connection.fileno()] = connection
+            selector.register(connection, selectors.EVENT_READ)
             continue
-        data = key.fileobj.recv(65536)
+        connection = connections[key.fd]
+        data = connection.recv(65536)
         if not data:
-            selector.unregister(key.fileobj)
-            key.fileobj.close()
+            selector.unregister(connection)
+            connections.pop(key.fd).close()
             continue
         call = json.loads(data[:-1])
         assert call["method"] == "org.varlink.service.GetInfo"
         info = {"vendor": "", "product": "echo", "version": "", "url": "", "interfaces": ["org.varlink.service"]}
-        key.fileobj.sendall(json.dumps({"parameters": info}).encode() + b"\0")
+        connection.sendall(json.dumps({"parameters": info}).encode() + b"\0")
