@@ -296,7 +296,7 @@ class Connection:
             if request.get("upgrade", False) is not False:
                 raise InvalidParameter("upgrade")
             interface, method, handler = self.server.lookup(request["method"])
-            more = request.get("more") is True
+            more = request.get("more") is True and not oneway
             call = Call(self, interface, method, more=more, oneway=oneway, fds=fds)
             function = getattr(handler, method.name, None)
             if function is None:
@@ -306,7 +306,9 @@ class Connection:
                 parameters = interface.check(method.input, {} if given is None else given)
             except idl.Mismatch as mismatch:
                 raise InvalidParameter(mismatch.path) from None
-            task = loop.spawn(self._run(call, function(call, **parameters)), call.method, eager=True)
+            except RecursionError:  # a type that holds itself, nested as deep as JSON can be
+                raise InvalidParameter("parameters") from None
+            task = loop.spawn(self._run(call, function, parameters), call.method, eager=True)
             await self._attend(task)
         except VarlinkError as raised:
             error = raised
@@ -318,10 +320,11 @@ class Connection:
         if error is not None and not oneway:
             await self.reply(_error(self._declared(error)), ())
 
-    async def _run(self, call: Call, handler: Any) -> None:
+    async def _run(self, call: Call, function: Any, parameters: dict[str, Any]) -> None:
         """The handler and its last reply. Raises VarlinkError, ConnectionLost and TimeoutError only."""
         try:
-            result = await handler
+            # Called in here: a signature that does not fit its interface is an internal fault like any other.
+            result = await function(call, **parameters)
             if not call.oneway:
                 await call._reply({} if result is None else result, continues=False)
         except (VarlinkError, ConnectionLost):

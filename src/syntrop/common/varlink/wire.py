@@ -15,7 +15,7 @@ from collections import deque
 
 from syntrop.common import loop
 from syntrop.common.varlink.errors import ConnectionLost
-from syntrop.common.varlink.framing import MESSAGE_MAX, Framer
+from syntrop.common.varlink.framing import MESSAGE_MAX, Framer, MessageTooLong
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -37,6 +37,16 @@ def _constant(_name: str) -> NoReturn:
 
 _decoder = json.JSONDecoder(parse_constant=_constant)
 _encode = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode
+_encode_ascii = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
+
+
+def encode(message: dict[str, Any]) -> bytes:
+    """The bytes of a message, without its NUL. Raises ValueError and TypeError for what JSON does not have."""
+    try:
+        return _encode(message).encode()
+    except UnicodeEncodeError:
+        # A lone surrogate, which a peer may write as an escape: it is no UTF-8, so it leaves as one too.
+        return _encode_ascii(message).encode()
 
 
 def decode(message: bytes) -> dict[str, Any]:
@@ -58,7 +68,7 @@ def close_all(fds: Sequence[int]) -> None:
 class Wire:
     """One connection. Owns its socket, and every received descriptor until a message is taken."""
 
-    __slots__ = ("_arrived", "_carried", "_framer", "_messages", "closed", "eof", "fd", "socket")
+    __slots__ = ("_carried", "_framer", "_limit", "_messages", "closed", "eof", "fd", "socket")
 
     def __init__(self, sock: socket.socket, limit: int = MESSAGE_MAX) -> None:
         sock.setblocking(False)
@@ -66,6 +76,7 @@ class Wire:
         self.fd = sock.fileno()
         self.closed = False
         self.eof = False
+        self._limit = limit
         self._framer = Framer(limit)
         self._messages: deque[tuple[bytes, list[int]]] = deque()
         self._carried: list[int] = []  # descriptors of the unfinished message
@@ -122,16 +133,22 @@ class Wire:
         if fds:
             if self._framer.pending or not messages:
                 self._carried.extend(fds)
+                if len(self._carried) > _FDS_MAX:
+                    # Piece by piece, one message could take every descriptor that this process may have.
+                    raise Malformed("too many descriptors")
             else:
                 self._messages[-1][1].extend(fds)
         return True
 
     async def send(self, message: dict[str, Any], fds: Sequence[int] = (), timeout: float | None = None) -> None:
-        """Send one message; the descriptors stay the caller's. Raises ConnectionLost and TimeoutError.
+        """Send one message; the descriptors stay the caller's.
 
-        A connection whose message was sent only in part is closed.
+        Raises ConnectionLost, TimeoutError, and MessageTooLong before anything is sent. A connection whose
+        message was sent only in part is closed.
         """
-        data = _encode(message).encode(errors="surrogatepass") + b"\0"
+        data = encode(message) + b"\0"
+        if len(data) - 1 > self._limit:
+            raise MessageTooLong(f"a message of {len(data) - 1} bytes; the limit is {self._limit}")
         try:
             if fds:
                 numbers = array.array("i", fds)
