@@ -1,0 +1,463 @@
+# SPDX-License-Identifier: Apache-2.0
+"""runtimed and modeld as processes, with the starter model: the daemon's whole interface from outside."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SOURCE = Path(__file__).parents[2] / "src"
+RUNTIME, STORE = "io.syntrop.Runtime1", "io.syntrop.Model1"
+MODEL = "smollm2:135m"
+TIMEOUT = 60.0
+
+
+class VarlinkFault(Exception):
+    def __init__(self, reply: dict[str, Any]) -> None:
+        super().__init__(reply)
+        self.error: str = reply["error"].rpartition(".")[2]
+        self.interface: str = reply["error"].rpartition(".")[0]
+        self.parameters: dict[str, Any] = reply.get("parameters", {})
+
+
+class Client:
+    """A Varlink client of a few lines, independent of ours."""
+
+    def __init__(self, path: Path) -> None:
+        self.socket = socket.socket(socket.AF_UNIX)
+        self.socket.settimeout(TIMEOUT)
+        self.socket.connect(str(path))
+        self._left = b""
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.socket.close()
+
+    def send(self, method: str, parameters: dict[str, Any], *, more: bool = False, fd: int | None = None) -> None:
+        message = {"method": method, "parameters": parameters, **({"more": True} if more else {})}
+        rights = [] if fd is None else [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack("i", fd))]
+        data = json.dumps(message).encode() + b"\0"
+        sent = self.socket.sendmsg([data], rights)
+        self.socket.sendall(data[sent:])
+
+    def receive(self) -> dict[str, Any]:
+        while b"\0" not in self._left:
+            piece = self.socket.recv(1 << 20)
+            if not piece:
+                raise EOFError
+            self._left += piece
+        message, _, self._left = self._left.partition(b"\0")
+        reply: dict[str, Any] = json.loads(message)
+        if "error" in reply:
+            raise VarlinkFault(reply)
+        return reply
+
+    def call(self, method: str, passed: int | None = None, **parameters: Any) -> dict[str, Any]:
+        self.send(method, parameters, fd=passed)
+        result: dict[str, Any] = self.receive()["parameters"]
+        return result
+
+    def stream(self, method: str, **parameters: Any) -> Iterator[dict[str, Any]]:
+        self.send(method, parameters, more=True)
+        while True:
+            reply = self.receive()
+            yield reply["parameters"]
+            if not reply.get("continues"):
+                return
+
+
+class Suite:
+    """runtimed and modeld under one root, bound by hand. With `idle`, runtimed is left to be started."""
+
+    def __init__(self, *options: str, idle: float = 0) -> None:
+        self.folder = tempfile.TemporaryDirectory(prefix="syntrop-runtimed-")
+        self.root = Path(self.folder.name)
+        (self.root / "run" / "syntrop").mkdir(parents=True)
+        (self.root / "state").mkdir()
+        (self.root / "config").mkdir()
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.start("modeld", STORE)
+        if idle == 0:
+            self.start("runtimed", RUNTIME, *options)
+
+    def start(self, daemon: str, endpoint: str, *options: str, idle: float = 0) -> subprocess.Popen[bytes]:
+        path = self.endpoint(endpoint)
+        path.unlink(missing_ok=True)
+        environment = {
+            **os.environ,
+            "PYTHONPATH": str(SOURCE),
+            "SYNTROP_RUN_ROOT": str(self.root / "run"),
+            "SYNTROP_CONFIG_ROOT": str(self.root / "config"),
+            "STATE_DIRECTORY": str(self.root / "state"),
+            "SYNTROP_IDLE_EXIT_SEC": str(idle),
+        }
+        command = [sys.executable, "-m", f"syntrop.{daemon}", *options]
+        process = subprocess.Popen(command, env=environment)
+        self.processes[daemon] = process
+        deadline = time.monotonic() + TIMEOUT
+        while True:
+            try:
+                Client(path).socket.close()
+                return process
+            except OSError:
+                assert process.poll() is None, f"{daemon} ended with {process.returncode}"
+                assert time.monotonic() < deadline, f"{daemon} does not listen"
+                time.sleep(0.01)
+
+    def endpoint(self, name: str) -> Path:
+        return self.root / "run" / "syntrop" / name
+
+    def runtime(self) -> Client:
+        return Client(self.endpoint(RUNTIME))
+
+    def store(self) -> Client:
+        return Client(self.endpoint(STORE))
+
+    def register(self, path: Path, name: str) -> dict[str, Any]:
+        with self.store() as client, open(path, "rb") as file:
+            label, _, tag = name.partition(":")
+            result: dict[str, Any] = client.call(f"{STORE}.Register", file.fileno(), id=label, tag=tag, fd=0)
+            return result["entry"]
+
+    def stop(self) -> None:
+        for process in self.processes.values():
+            process.terminate()
+        for process in self.processes.values():
+            process.wait(TIMEOUT)
+        self.folder.cleanup()
+
+
+def generate(suite: Suite, **parameters: Any) -> dict[str, Any]:
+    with suite.runtime() as client:
+        reply = client.call(f"{RUNTIME}.Generate", model=MODEL, **parameters)
+        result: dict[str, Any] = reply["result"]
+        return result
+
+
+def fault(suite: Suite, method: str = "Generate", **parameters: Any) -> VarlinkFault:
+    with suite.runtime() as client, pytest.raises(VarlinkFault) as caught:
+        client.call(f"{RUNTIME}.{method}", **parameters)
+    return caught.value
+
+
+@pytest.fixture(scope="module")
+def suite(smollm2_path: Path) -> Iterator[Suite]:
+    suite = Suite("--slots", "2", "--queue-max", "1")
+    try:
+        suite.register(smollm2_path, MODEL)
+        yield suite
+    finally:
+        suite.stop()
+
+
+def load(suite: Suite) -> dict[str, Any]:
+    with suite.runtime() as client:
+        return client.call(f"{RUNTIME}.GetLoad")
+
+
+def wait_until_idle(suite: Suite) -> None:
+    deadline = time.monotonic() + 5
+    while load(suite)["available_slots"] != 2:
+        assert time.monotonic() < deadline, "a generation outlived its caller"
+        time.sleep(0.01)
+
+
+# --- before a model is loaded (the order of tests in this file) -----------------------------------------------
+
+
+def test_nothing_heavy_is_loaded_before_the_first_model(suite: Suite) -> None:
+    assert load(suite) == {"available_slots": 2, "max_slots": 2, "used_bytes": 0, "models": []}
+    with suite.runtime() as client:
+        assert client.call(f"{RUNTIME}.ListLoadedModels") == {"models": []}
+        assert client.call(f"{RUNTIME}.GetModelStatus", model=MODEL)["status"] == "not_loaded"
+        assert client.call(f"{RUNTIME}.UnloadModel", model=MODEL) == {"freed_bytes": 0}
+    process = suite.processes["runtimed"]
+    maps = Path(f"/proc/{process.pid}/maps").read_text()
+    assert "numpy" not in maps
+    assert "_kernels" not in maps
+
+
+@pytest.mark.parametrize(
+    ("parameters", "parameter"),
+    [
+        ({}, "prompt"),
+        ({"prompt": "a", "messages": [{"role": "user", "content": "a"}]}, "prompt"),
+        ({"prompt": ""}, "prompt"),
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "system", "content": "a"}, {"role": "root", "content": "a"}]}, "messages[1].role"),
+        ({"prompt": "a", "max_tokens": 0}, "max_tokens"),
+        ({"prompt": "a", "temperature": -1.0}, "temperature"),
+        ({"prompt": "a", "top_p": 1.5}, "top_p"),
+        ({"prompt": "a", "top_k": -1}, "top_k"),
+        ({"prompt": "a", "min_p": 7.0}, "min_p"),
+        ({"prompt": "a", "repetition_penalty": 0.0}, "repetition_penalty"),
+        ({"prompt": "a", "stop": [""]}, "stop"),
+        ({"prompt": "a", "stop": ["x"] * 65}, "stop"),
+        ({"prompt": "a", "image": "AAAA"}, "image"),
+        ({"prompt": "a", "grammar": "{}"}, "grammar"),
+        ({"prompt": "a", "grammar_type": "json"}, "grammar_type"),
+        ({"prompt": "a", "speculative_draft_model": "x"}, "speculative_draft_model"),
+        ({"prompt": "a", "reasoning_budget": 1}, "reasoning_budget"),
+        ({"prompt": "a", "reasoning_effort": "low"}, "reasoning_effort"),
+    ],
+)
+def test_parameters_that_cannot_be_honoured_are_named(
+    suite: Suite, parameters: dict[str, Any], parameter: str
+) -> None:
+    error = fault(suite, model=MODEL, **parameters)
+    assert (error.interface, error.error) == (RUNTIME, "InvalidParameter")
+    assert error.parameters["parameter"] == parameter
+    assert error.parameters["reason"]
+
+
+def test_types_are_checked_by_the_interface(suite: Suite) -> None:
+    error = fault(suite, model=MODEL, prompt="a", max_tokens="many")
+    assert (error.interface, error.parameters) == ("org.varlink.service", {"parameter": "max_tokens"})
+
+
+def test_models_that_are_not_there(suite: Suite) -> None:
+    for method in ("Generate", "GetModelStatus", "UnloadModel"):
+        given = {"prompt": "a"} if method == "Generate" else {}
+        assert fault(suite, method, model="nonesuch:1b", **given).parameters == {"model": "nonesuch:1b"}
+    assert fault(suite, model="", prompt="a").parameters["parameter"] == "model"
+
+
+def test_methods_of_later_versions_say_so(suite: Suite) -> None:
+    assert fault(suite, "Embed", model=MODEL, text="a").error == "MethodNotImplemented"
+
+
+def test_many_who_ask_at_once_load_the_model_once(suite: Suite) -> None:
+    with ThreadPoolExecutor(3) as pool:
+        results = list(
+            pool.map(lambda _n: generate(suite, prompt="The capital of France is", max_tokens=2), range(3))
+        )
+    assert {result["text"] for result in results} == {" Paris."}
+    with suite.runtime() as client:
+        (model,) = client.call(f"{RUNTIME}.ListLoadedModels")["models"]
+        assert client.call(f"{RUNTIME}.GetModelStatus", model=MODEL) == {"status": "loaded", "model": model}
+    assert model["name"] == MODEL
+    assert (model["architecture"], model["parameter_count"], model["context_window"]) == (
+        "llama",
+        134_515_008,
+        8192,
+    )
+    assert model["memory_bytes"] > 90_000_000
+    assert model["compute_backend"] in ("scalar", "avx2", "avx512")
+
+
+# --- generation ------------------------------------------------------------------------------------------
+
+
+def test_greedy_continuations_of_the_oracle(suite: Suite, golden: Path) -> None:
+    """Where the oracle's own margin is wide, the text is the oracle's."""
+    cases = json.loads((golden / "smollm2-135m-q4_1.json").read_text())["cases"]
+    for case in cases:
+        wide = 0
+        for step in case["steps"]:
+            (_, best), (_, second) = step["top"][:2]
+            if best - second <= 0.5:
+                break
+            wide += 1
+        result = generate(suite, prompt=case["prompt"], max_tokens=len(case["greedy"]))
+        assert result["prompt_tokens"] == len(case["tokens"])
+        if wide == len(case["steps"]):
+            assert result["text"] == case["text"]
+        elif wide:
+            short = generate(suite, prompt=case["prompt"], max_tokens=wide)["text"]
+            assert case["text"].startswith(short)
+
+
+def test_the_published_call_of_four_parameters(suite: Suite) -> None:
+    result = generate(suite, prompt="The capital of France is", max_tokens=3, temperature=0.0)
+    assert result["finish_reason"] == "length"
+    assert (result["prompt_tokens"], result["completion_tokens"]) == (5, 3)
+    assert result["text"].startswith(" Paris.")
+    assert result["duration_ms"] > 0
+
+
+def test_a_stream_gives_the_text_of_the_result_in_whole_characters(suite: Suite) -> None:
+    messages = [{"role": "user", "content": "Write three emoji: 🦔🦊🐻"}]
+    with suite.runtime() as client:
+        replies = list(client.stream(f"{RUNTIME}.Generate", model=MODEL, messages=messages, max_tokens=40))
+    deltas = [reply["delta"] for reply in replies[:-1]]
+    assert all(deltas)
+    assert replies[-1].keys() == {"result"}
+    assert "".join(deltas) == replies[-1]["result"]["text"]
+    assert len(deltas) > 5
+
+
+def test_messages_go_through_the_models_template(suite: Suite) -> None:
+    rendered = "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
+    by_messages = generate(suite, messages=messages, max_tokens=10)
+    by_prompt = generate(suite, prompt=rendered, max_tokens=10)
+    assert by_messages["text"] == by_prompt["text"]
+    assert by_messages["prompt_tokens"] == by_prompt["prompt_tokens"]
+
+
+def test_stop_strings_and_the_end_of_the_turn(suite: Suite) -> None:
+    result = generate(suite, prompt="Count: 1, 2, 3, 4,", max_tokens=64, stop=[" 9", "7,"])
+    assert result["finish_reason"] == "stop"
+    assert result["text"].endswith("6, ") or result["text"].endswith("6,") or "7," not in result["text"]
+    answer = generate(suite, messages=[{"role": "user", "content": "Say hello."}], max_tokens=200)
+    assert answer["finish_reason"] == "stop"
+    assert "<|im_end|>" not in answer["text"]
+
+
+def test_seeds_repeat_and_differ(suite: Suite) -> None:
+    how = {"prompt": "Once upon a time", "max_tokens": 12, "temperature": 1.2, "top_k": 50, "min_p": 0.02}
+    first = generate(suite, seed=42, **how)
+    assert first["seed"] == 42
+    with ThreadPoolExecutor(2) as pool:  # whatever runs beside
+        beside = pool.submit(generate, suite, seed=7, **how)
+        assert generate(suite, seed=42, **how)["text"] == first["text"]
+        assert beside.result()["text"] != first["text"]
+    by_clock = generate(suite, **how)
+    assert by_clock["seed"] > 0
+    assert generate(suite, seed=by_clock["seed"], **how)["text"] == by_clock["text"]
+
+
+def test_repetition_penalty_changes_a_loop(suite: Suite) -> None:
+    how = {"prompt": "yes yes yes yes yes yes yes yes", "max_tokens": 12}
+    assert generate(suite, repetition_penalty=1.5, **how)["text"] != generate(suite, **how)["text"]
+
+
+def test_a_prompt_beyond_the_context_is_refused_with_numbers(suite: Suite) -> None:
+    error = fault(suite, model=MODEL, prompt="word " * 9000)
+    assert error.error == "ContextExceeded"
+    assert error.parameters["max"] == 8192
+    assert 8192 < error.parameters["requested"] <= 9002
+    error = fault(suite, model=MODEL, prompt="a" * 10_000_000)
+    assert error.error == "ContextExceeded"
+
+
+def test_a_full_house_refuses_with_numbers(suite: Suite) -> None:
+    wait_until_idle(suite)
+    clients = [suite.runtime() for _ in range(4)]
+    how = {"model": MODEL, "prompt": "Tell", "max_tokens": 4000}
+    try:
+        for client in clients[:2]:
+            client.send(f"{RUNTIME}.Generate", how, more=True)
+            client.receive()
+        # Two slots and one place in the queue: of the next two, one is refused.
+        for client in clients[2:]:
+            client.send(f"{RUNTIME}.Generate", how, more=True)
+        ready, _, _ = select.select([client.socket for client in clients[2:]], [], [], TIMEOUT)
+        (refused,) = (client for client in clients if client.socket in ready)
+        with pytest.raises(VarlinkFault) as caught:
+            refused.receive()
+        assert caught.value.error == "Overloaded"
+        assert "2 of 2 slots" in caught.value.parameters["reason"]
+        assert "1 of 1 places" in caught.value.parameters["reason"]
+        busy = fault(suite, "UnloadModel", model=MODEL)
+        assert (busy.error, "3 calls" in busy.parameters["reason"]) == ("Overloaded", True)
+    finally:
+        for client in clients:
+            client.socket.close()
+    wait_until_idle(suite)
+
+
+def test_hanging_up_frees_the_slot_at_once(suite: Suite) -> None:
+    wait_until_idle(suite)
+    with suite.runtime() as client:
+        client.send(f"{RUNTIME}.Generate", {"model": MODEL, "prompt": "Tell", "max_tokens": 4000}, more=True)
+        client.receive()
+        assert load(suite)["available_slots"] == 1
+    start = time.monotonic()
+    wait_until_idle(suite)
+    assert time.monotonic() - start < 1
+    # During the prompt, and without `more`, too.
+    with suite.runtime() as client:
+        client.send(f"{RUNTIME}.Generate", {"model": MODEL, "prompt": "word " * 8000, "max_tokens": 4000})
+        deadline = time.monotonic() + TIMEOUT
+        while load(suite)["available_slots"] == 2:
+            assert time.monotonic() < deadline
+    start = time.monotonic()
+    wait_until_idle(suite)
+    assert time.monotonic() - start < 2
+
+
+def test_a_long_prompt_does_not_stop_a_stream(suite: Suite) -> None:
+    with suite.runtime() as client:
+        stream = client.stream(f"{RUNTIME}.Generate", model=MODEL, prompt="Once", max_tokens=40)
+        next(stream)
+        with suite.runtime() as other:
+            other.send(f"{RUNTIME}.Generate", {"model": MODEL, "prompt": "word " * 8000, "max_tokens": 1})
+            before = time.monotonic()
+            next(stream)
+            next(stream)
+            assert time.monotonic() - before < 5
+        assert list(stream)[-1]["result"]["completion_tokens"] == 40
+    wait_until_idle(suite)
+
+
+def test_unloading_gives_the_memory_back_and_the_next_call_loads_again(suite: Suite) -> None:
+    with suite.runtime() as client:
+        used = client.call(f"{RUNTIME}.GetLoad")["used_bytes"]
+        assert client.call(f"{RUNTIME}.UnloadModel", model=MODEL)["freed_bytes"] == used > 0
+        assert client.call(f"{RUNTIME}.ListLoadedModels") == {"models": []}
+    assert generate(suite, prompt="The capital of France is", max_tokens=1)["text"] == " Paris"
+
+
+def test_a_file_that_cannot_be_run_says_why(suite: Suite, gemma3_path: Path) -> None:
+    suite.register(gemma3_path, "gemma3:270m")
+    error = fault(suite, model="gemma3:270m", prompt="a")
+    assert error.error == "GenerationFailed"
+    assert "gemma3" in error.parameters["reason"]
+
+
+def test_a_store_that_sleeps_for_ever_is_said_to_be_away(smollm2_path: Path) -> None:
+    suite = Suite("--store-timeout-sec", "1")
+    try:
+        suite.processes["modeld"].send_signal(signal.SIGSTOP)
+        error = fault(suite, model=MODEL, prompt="a")
+        assert error.error == "GenerationFailed"
+        assert "store" in error.parameters["reason"]
+    finally:
+        suite.processes["modeld"].send_signal(signal.SIGCONT)
+        suite.stop()
+
+
+def test_idle_exit_with_a_model_loaded_and_the_default_model(smollm2_path: Path) -> None:
+    suite = Suite(idle=1.0)
+    try:
+        suite.register(smollm2_path, MODEL)
+        process = suite.start("runtimed", RUNTIME, "--default-model", MODEL, idle=1.0)
+        with suite.runtime() as client:
+            result = client.call(f"{RUNTIME}.Generate", model="", prompt="The capital of France is", max_tokens=60)
+            assert result["result"]["text"].startswith(" Paris.")
+        assert process.wait(20) == 0
+    finally:
+        suite.stop()
+
+
+def test_stopping_in_mid_stream_ends_it_with_an_error(smollm2_path: Path) -> None:
+    suite = Suite("--stop-timeout-sec", "0.5")
+    try:
+        suite.register(smollm2_path, MODEL)
+        with suite.runtime() as client:
+            client.send(f"{RUNTIME}.Generate", {"model": MODEL, "prompt": "Tell", "max_tokens": 8000}, more=True)
+            client.receive()
+            suite.processes["runtimed"].terminate()
+            with pytest.raises((VarlinkFault, EOFError, ConnectionError)):
+                while True:
+                    client.receive()
+        assert suite.processes["runtimed"].wait(20) == 0
+    finally:
+        suite.stop()
