@@ -163,7 +163,9 @@ class Http:
         try:
             while not isinstance(event, chat.Finished):
                 if event is not None:
-                    await exchange.send(before + sse.encode(openai.encode(reply.delta(event.text))))
+                    # What has piled up meanwhile goes out at once, each piece still a chunk of its own.
+                    deltas = (reply.delta(piece.text) for piece in (event, *generation.ready()))
+                    await exchange.send(before + b"".join(sse.encode(openai.encode(one)) for one in deltas))
                     before = b""
                 try:
                     event = await generation.next(self._daemon.settings.ping_sec)

@@ -63,14 +63,31 @@ class Generation:
     def __init__(self, engine: Engine, arguments: dict[str, Any]) -> None:
         self._engine = engine
         self._queue: loop.Queue[chat.Delta | chat.Finished | chat.EngineError] = loop.Queue(_AHEAD)
+        self._next: chat.Delta | chat.Finished | chat.EngineError | None = None
         self._task = loop.spawn(self._run(arguments), "generation", eager=True)
 
     async def next(self, timeout: float | None = None) -> chat.Delta | chat.Finished:
         """The next piece. Raises EngineError, and TimeoutError when there is none yet: then ask again."""
-        with loop.deadline(timeout):
-            event = await self._queue.get()
+        event = self._take()
+        if event is None:
+            with loop.deadline(timeout):
+                event = await self._queue.get()
         if isinstance(event, chat.EngineError):
             raise event
+        return event
+
+    def ready(self) -> list[chat.Delta]:
+        """The pieces that have arrived already, without waiting, up to what is no piece."""
+        pieces = []
+        while isinstance(event := self._take(), chat.Delta):
+            pieces.append(event)
+        self._next = event
+        return pieces
+
+    def _take(self) -> chat.Delta | chat.Finished | chat.EngineError | None:
+        event, self._next = self._next, None
+        if event is None and len(self._queue):
+            event = self._queue.get_nowait()
         return event
 
     async def close(self) -> None:

@@ -342,7 +342,7 @@ def _judge(error: httptools.HttpParserError) -> Refused:
     if isinstance(error, httptools.HttpParserInvalidMethodError):
         return Refused(501, "the request's method is not understood")
     reason = str(error) or "not HTTP"
-    if reason in ("Invalid HTTP version", "Pause on PRI/Upgrade"):
+    if reason in ("Invalid HTTP version", "Pause on PRI/Upgrade"):  # the latter is HTTP/2's preface
         return Refused(505, "only HTTP/1.0 and HTTP/1.1 are spoken here")
     return Refused(400, f"malformed request: {reason}")
 

@@ -6,6 +6,9 @@ watched: when the client goes away the handler's task is cancelled at its next w
 away, since the kernel cannot tell a client that closed from one that only ended its sending (Go's server judges
 alike). On Unix sockets it can, and only a closed peer counts.
 
+HTTP/2 will come in by the same door: `Server.connect()` gives a connection, whose first bytes say what is spoken
+on it, and both kinds give handlers an `Exchange`. Until then its preface is refused with 505.
+
 Nothing is buffered on the way out but what one `send()` was given: a slow reader holds its handler up, and one
 without progress for `write` seconds is given up.
 """
@@ -183,7 +186,6 @@ class Connection:
         self._busy = busy
         self._ended = ended
         self._protocol = http1.Protocol(body_max=self.limits.body_max)
-        self._first = True
         self._closed = False
         self._watched = False
         self._serving = False
@@ -262,9 +264,6 @@ class Connection:
             except OSError:
                 return False
             break
-        if self._first and data:
-            self._first = False
-            # The seam for HTTP/2: a connection that begins with http1.PREFACE is its protocol's from here on.
         self.events += self._protocol.receive(data)
         return bool(data)
 

@@ -16,6 +16,8 @@ EVENT_MAX = 16 * 1024 * 1024
 
 def encode(data: str, event: str | None = None) -> bytes:
     """One event. Lines of `data` become lines of the event."""
+    if event is None and "\n" not in data and "\r" not in data:
+        return f"data: {data}\n\n".encode()
     head = f"event: {event}\n" if event else ""
     lines = data.replace("\r\n", "\n").replace("\r", "\n").split("\n")
     return (head + "".join(f"data: {line}\n" for line in lines) + "\n").encode()

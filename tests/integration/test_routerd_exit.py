@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Requests raced against routerd's idle exit, under the embedded activator."""
+
+from __future__ import annotations
+
+import random
+import socket
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+REQUESTS, THREADS, IDLE = 2000, 20, 0.05
+REQUEST = b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+
+
+def test_no_request_is_lost_to_an_exit(launch: Callable[..., Any]) -> None:
+    suite = launch(idle=IDLE)
+    seen: set[int] = set()
+    start = time.monotonic()
+
+    def worker(seed: int) -> int:
+        choose = random.Random(seed)
+        answered = 0
+        for number in range(REQUESTS // THREADS):
+            # All together, a little before or after the moment at which the daemon would go.
+            pause = start + number * (IDLE + 0.15) - time.monotonic() + choose.uniform(0, 2 * IDLE)
+            time.sleep(max(0.0, pause))
+            family = choose.choice(("tcp", "unix"))
+            if family == "tcp":
+                client = socket.create_connection(("127.0.0.1", suite.port), timeout=30)
+            else:
+                client = socket.socket(socket.AF_UNIX)
+                client.settimeout(30)
+                client.connect(suite.endpoint("syntrop/router.sock"))
+            with client:
+                client.sendall(REQUEST)
+                reply = b""
+                while piece := client.recv(65536):
+                    reply += piece
+            answered += reply.startswith(b"HTTP/1.1 200 ") and reply.endswith(b"}")
+        return answered
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        futures = [pool.submit(worker, seed) for seed in range(THREADS)]
+        while not all(future.done() for future in futures):
+            seen.update(suite.pids("routerd"))
+            time.sleep(0.05)
+    assert sum(future.result() for future in futures) == REQUESTS
+    assert len(seen) > 10, "the daemon went, and came back, many times"
+    suite.wait_asleep()
