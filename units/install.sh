@@ -83,11 +83,16 @@ END
         "$tools/bin/pip" install -q -r "$tools/requires.txt"
     fi
 
-    # A copy, so that nothing built lands, owned by root, in the user's clone.
-    mkdir "$work/source" "$work/wheels"
+    # A copy, so that nothing built lands, owned by root, in the user's clone. A kept one still holds the compiled
+    # kernels, and serves for as long as none of their files has changed.
+    kernels=$(cd "$source" && find setup.py pyproject.toml src/syntrop/runtimed/kernels -name '*.pyc' -o -type f \
+        -exec sha256sum {} + | sort | sha256sum | cut -c1-16)
+    copy=$tools/source-$kernels
+    mkdir -p "$copy" "$work/wheels"
+    find "$copy" -type f ! -path "$copy/build/temp*" ! -path "$copy/build/lib*.so" -delete
     (cd "$source" && tar -c --exclude='__pycache__' --exclude='*.so' --exclude='*.egg-info' \
-        pyproject.toml setup.py README.md LICENSE src) | tar -x -C "$work/source"
-    "$tools/bin/pip" wheel -q --no-deps --no-build-isolation -w "$work/wheels" "$work/source"
+        pyproject.toml setup.py README.md LICENSE src) | tar -x -C "$copy"
+    "$tools/bin/pip" wheel -q --no-deps --no-build-isolation -w "$work/wheels" "$copy"
 
     # An upgrade starts from what is there: pip then fetches only what the new version asks for.
     if [ -d "$destdir$prefix/lib/$version" ]; then

@@ -234,8 +234,9 @@ def prefix_layers(release: Release) -> list[Path]:
             binds=[(str(TREE), "/src", True)],
         )
 
-    layer = built(f"{family}-{tree_digest()}", make)
-    prune(f"{family}-*", keep=KEPT_PREFIXES)
+    with locked(family):  # the tools are shared by all of a family
+        layer = built(f"{family}-{tree_digest()}", make)
+        prune(f"{family}-*", keep=KEPT_PREFIXES)
     return [layer / "changes", layer / "files"]
 
 
