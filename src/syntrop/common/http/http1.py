@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 HEAD_MAX = 32 * 1024  # request line and headers; nginx takes 8 KiB a line and 32 KiB in all
 HEADERS_MAX = 128
 BODY_MAX = 8 * 1024 * 1024
-PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"  # RFC 9113, 3.4: the first bytes of HTTP/2
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "CONNECT", "TRACE")
 
 REASONS = {
