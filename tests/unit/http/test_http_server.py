@@ -11,9 +11,12 @@ from time import monotonic
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from syntrop.common import loop
 from syntrop.common.http.errors import HttpError
+from syntrop.common.http.http1 import End, Protocol, Refused
 from syntrop.common.http.server import Connection, Exchange, Limits, Server
 
 HOST = b"Host: localhost\r\n"
@@ -356,6 +359,44 @@ def test_a_slow_reader_holds_the_handler_up() -> None:
         await client.ended()
 
     run(main)
+
+
+PIECES = [
+    GET,
+    b"POST /b HTTP/1.1\r\n" + HOST + b"Content-Length: 3\r\n\r\nxyz",
+    b"POST /b HTTP/1.1\r\n" + HOST + b"Transfer-Encoding: chunked\r\n\r\n2\r\nab\r\n0\r\n\r\n",
+    b"GET / HTTP/1.0\r\n\r\n",
+    b"GET / HTTP/1.1\r\n\r\n",
+    b"POST /b HTTP/1.1\r\n" + HOST + b"Content-Length: 9999999999\r\n\r\n",
+    b"POST /b HTTP/1.1\r\n" + HOST + b"Transfer-Encoding: chunked\r\n\r\n2\r\nabc",
+    b"\x00\xff",
+    b"\r\n",
+]
+
+
+@given(pieces=st.lists(st.sampled_from(PIECES), min_size=1, max_size=6), data=st.data())
+@settings(deadline=None, max_examples=60)
+def test_split_merged_and_truncated_requests(pieces: list[bytes], data: st.DataObject) -> None:
+    """Each whole request is answered, and what is none is refused once, however the bytes are cut."""
+    wire = b"".join(pieces)
+    wire = wire[: data.draw(st.integers(1, len(wire)))]
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(wire)), max_size=6)))
+    events = Protocol().receive(wire)
+    expected = [200 if isinstance(e, End) else e.status for e in events if isinstance(e, End | Refused)]
+
+    async def main() -> list[int]:
+        client = Client(echo, "unix")
+        for start, end in zip([0, *cuts], [*cuts, len(wire)], strict=True):
+            with contextlib.suppress(BrokenPipeError):
+                client.send(wire[start:end])
+            await loop.sleep(0)
+        client.socket.shutdown(socket.SHUT_WR)
+        replies = await client.rest()
+        await client.ended()
+        client.close()
+        return [int(part[:3]) for part in replies.split(b"HTTP/1.1 ")[1:]]
+
+    assert run(main) == expected
 
 
 @pytest.mark.parametrize("kind", ["tcp", "unix"])

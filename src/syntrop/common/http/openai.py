@@ -218,8 +218,11 @@ def _usage(end: chat.Finished) -> dict[str, Any]:
     }
 
 
+_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+
+
 def encode(value: dict[str, Any]) -> str:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    return _encode(value)
 
 
 def model(id: str) -> dict[str, Any]:
