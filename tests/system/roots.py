@@ -206,11 +206,20 @@ def builder_layers(release: Release) -> list[Path]:
     return [built(f"builder-{base.name}-{digest('2', *BUILD_PACKAGES)}", make), base]
 
 
+def prefix_family(release: Release) -> str:
+    return f"prefix-{release.name}-{digest(builder_layers(release)[0].name)}"
+
+
+def build_tools(release: Release) -> Path:
+    """What install.sh keeps between builds (its BUILD_ENV)."""
+    return cache() / f"tools-{prefix_family(release)}"
+
+
 def prefix_layers(release: Release) -> list[Path]:
     """The suite, installed and activated: two layers, topmost first."""
     builder = builder_layers(release)
-    family = f"prefix-{release.name}-{digest(builder[0].name)}"
-    tools = cache() / f"tools-{family}"
+    family = prefix_family(release)
+    tools = build_tools(release)
 
     def make(target: Path) -> None:
         files, changes = target / "files", target / "changes"
