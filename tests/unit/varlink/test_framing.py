@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import time
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -12,13 +13,17 @@ from syntrop.common.varlink.framing import MESSAGE_MAX, Framer, MessageTooLong
 MESSAGES = st.lists(st.binary(max_size=50).map(lambda data: data.replace(b"\0", b"0")), max_size=8)
 
 
-@given(MESSAGES, st.lists(st.integers(0, 500), max_size=20), st.binary(max_size=9).map(lambda d: d.replace(b"\0", b"")))
+@given(
+    MESSAGES,
+    st.lists(st.integers(0, 500), max_size=20),
+    st.binary(max_size=9).map(lambda d: d.replace(b"\0", b"")),
+)
 def test_messages_survive_any_splitting(messages: list[bytes], cuts: list[int], rest: bytes) -> None:
     stream = b"".join(message + b"\0" for message in messages) + rest
     places = [0, *sorted(min(cut, len(stream)) for cut in cuts), len(stream)]
     framer = Framer()
     found = []
-    for start, end in zip(places, places[1:], strict=False):
+    for start, end in pairwise(places):
         found += framer.feed(stream[start:end])
     assert found == messages
     assert framer.pending == len(rest)

@@ -14,7 +14,24 @@ from syntrop.common.varlink.errors import InvalidReply, VarlinkError
 
 # --- generating interfaces --------------------------------------------------------------------------------
 
-NAMES = "a b x role type error method self call kv_cache p2p_links vram0 float_value isDefault N zz9".split()
+NAMES = [
+    "a",
+    "b",
+    "x",
+    "role",
+    "type",
+    "error",
+    "method",
+    "self",
+    "call",
+    "kv_cache",
+    "p2p_links",
+    "vram0",
+    "float_value",
+    "isDefault",
+    "N",
+    "zz9",
+]
 FIELD = st.sampled_from(NAMES)
 TYPE_NAME = st.sampled_from(["Plane", "A", "Device2", "XyZ"])
 
@@ -71,12 +88,18 @@ def interfaces(draw: st.DrawFn) -> tuple[str, dict[str, Any], dict[str, Any]]:
     types = draw(TYPES)
     fields = draw(FIELDS)
     for position, name in enumerate(types):
-        fields[f"named{position}"] = draw(st.sampled_from([("ref", name), ("[]", ("ref", name)), ("?", ("ref", name))]))
+        fields[f"named{position}"] = draw(
+            st.sampled_from([("ref", name), ("[]", ("ref", name)), ("?", ("ref", name))])
+        )
     return interface_of(types, fields), types, fields
 
 
 JSON = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=5),
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**63 - 1)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=5),
     lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=5), inner, max_size=2),
     max_leaves=4,
 )
@@ -169,7 +192,9 @@ def spoiled(draw: st.DrawFn) -> tuple[str, dict[str, Any], str]:
 
 # --- the properties ---------------------------------------------------------------------------------------
 
-FEW = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
+FEW = settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much]
+)
 
 
 class Echo:
