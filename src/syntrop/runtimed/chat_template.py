@@ -8,6 +8,8 @@ bound is stopped, and says so.
 
 from __future__ import annotations
 
+from _thread import allocate_lock
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -25,7 +27,7 @@ class TemplateLimit(TemplateError):
 
 
 class ChatTemplate:
-    """A compiled template. `render` may be called from any thread, by one at a time."""
+    """A compiled template. `render` may be called from any thread; renderings run one at a time."""
 
     def __init__(self, source: str, *, bos: str = "", eos: str = "") -> None:
         """Raises TemplateError where the source cannot be compiled."""
@@ -37,6 +39,7 @@ class ChatTemplate:
         if len(source) > MAX_TEMPLATE:
             raise TemplateLimit(f"a template of {len(source)} characters; at most {MAX_TEMPLATE} are read")
         self._budget = Budget()
+        self._lock = allocate_lock()
         self._tokens = {"bos_token": bos, "eos_token": eos}
         try:
             self._template = environment(self._budget).from_string(source)
@@ -54,20 +57,10 @@ class ChatTemplate:
         """The text of a conversation. Raises TemplateError."""
         from jinja2 import TemplateError as JinjaError
 
-        budget = self._budget
-        budget.start()
-        parts: list[str] = []
+        given = {"messages": messages, "tools": tools, "documents": None, **self._tokens, **variables}
         try:
-            for part in self._template.generate(
-                messages=messages,
-                tools=tools,
-                documents=None,
-                add_generation_prompt=add_generation_prompt,
-                **self._tokens,
-                **variables,
-            ):
-                budget.produce(len(part))
-                parts.append(part)
+            with self._lock:
+                return self._generate({"add_generation_prompt": add_generation_prompt, **given})
         except TemplateError:
             raise
         except JinjaError as error:
@@ -76,6 +69,13 @@ class ChatTemplate:
             # What the expressions of a template raise of themselves: it does not fit the conversation.
             reason = f"{type(error).__name__}: {error}"
             raise TemplateError(f"the chat template fails on the conversation: {reason}") from None
+
+    def _generate(self, variables: dict[str, Any]) -> str:
+        self._budget.start()
+        parts: list[str] = []
+        for part in self._template.generate(variables):
+            self._budget.produce(len(part))
+            parts.append(part)
         return "".join(parts)
 
 

@@ -15,7 +15,7 @@ from syntrop.common.varlink.errors import ConnectionLost, InvalidReply, VarlinkE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Coroutine
     from contextlib import AbstractContextManager
     from typing import Any
 
@@ -56,7 +56,8 @@ class Library:
         self._context_max = context_max
         self._timeout = timeout
         self._loaded: dict[str, Loaded] = {}  # by digest, the least recently used first
-        self._loading: dict[str, loop.Task[Loaded]] = {}  # by name, then by digest
+        self._resolving: dict[str, loop.Task[Loaded]] = {}  # by name, which may be a digest
+        self._loading: dict[str, loop.Task[Loaded]] = {}  # by digest
         self._names: dict[str, tuple[str, float]] = {}  # name -> digest, when it was checked
         self._checking: set[str] = set()
 
@@ -75,7 +76,7 @@ class Library:
             self._touch(found)
             self._check_later(name)
             return found
-        return await self._once(name, self._resolve_and_load, name)
+        return await self._once(self._resolving, name, self._resolve_and_load(name))
 
     async def resolve(self, name: str) -> Loaded | None:
         """The loaded model that the store says a name means, or None. Raises NoSuchModel and CannotLoad."""
@@ -84,28 +85,32 @@ class Library:
             self._names[name] = (digest, monotonic())
         return self._loaded.get(digest)
 
-    def unload(self, model: Loaded) -> int:
+    async def unload(self, model: Loaded) -> int:
         """Take a model out of memory; the bytes it had. Only where it has no users."""
         freed = model.model.memory_bytes
         del self._loaded[model.digest]
         for name in [name for name, (digest, _) in self._names.items() if digest == model.digest]:
             del self._names[name]
-        model.close()
+        # A step for a caller who has just hung up may still be running, and is waited for.
+        await loop.thread(model.close)
         return freed
 
     # --- loading --------------------------------------------------------------------------------------------
 
-    async def _once(self, key: str, load: Callable[..., Any], *arguments: Any) -> Loaded:
+    @staticmethod
+    async def _once(tasks: dict[str, loop.Task[Loaded]], key: str, load: Coroutine[Any, Any, Loaded]) -> Loaded:
         """One task for all who ask for the same; it goes on when they leave."""
-        task = self._loading.get(key)
-        if task is None:
-            task = self._loading[key] = loop.spawn(load(*arguments), f"load {key}")
-            task.when_done(lambda _task: self._forget_task(key))
-        result: Loaded = await task
-        return result
 
-    def _forget_task(self, key: str) -> None:
-        self._loading.pop(key, None)
+        def ended(_task: object) -> None:
+            tasks.pop(key, None)
+
+        task = tasks.get(key)
+        if task is None:
+            task = tasks[key] = loop.spawn(load, f"load {key}")
+            task.when_done(ended)
+        else:
+            load.close()
+        return await task
 
     async def _resolve_and_load(self, name: str) -> Loaded:
         with self._busy():
@@ -115,7 +120,7 @@ class Library:
             await imports
             found = self._loaded.get(digest)
             if found is None:
-                found = await self._once(digest, self._load, identifier, digest)
+                found = await self._once(self._loading, digest, self._load(identifier, digest))
             self._names[name] = (digest, monotonic())
             self._touch(found)
             return found
@@ -123,7 +128,7 @@ class Library:
     async def _load(self, identifier: str, digest: str) -> Loaded:
         from syntrop.runtimed import loading
 
-        self._make_room()
+        await self._make_room()
         with await self._call("Open", {"id": digest}) as reply:
             fd, size = reply.take_fd(reply.parameters["fd"]), reply.parameters["size"]
         started = monotonic()
@@ -138,12 +143,12 @@ class Library:
         )
         return model
 
-    def _make_room(self) -> None:
-        idle = [one for one in self._loaded.values() if not one.users]
+    async def _make_room(self) -> None:
         while len(self._loaded) >= self._models_max:
-            if not idle:
+            idle = next((one for one in self._loaded.values() if not one.users), None)
+            if idle is None:
                 raise NoRoom(f"{len(self._loaded)} of {self._models_max} models are loaded, and all are at work")
-            self.unload(idle.pop(0))
+            await self.unload(idle)
 
     def _touch(self, model: Loaded) -> None:
         if model.digest in self._loaded:

@@ -183,7 +183,7 @@ class Runtime1:
             return {"freed_bytes": 0}
         if found.users:
             raise _overloaded(f"{found.users} calls are using {found.name}")
-        return {"freed_bytes": self._library.unload(found)}
+        return {"freed_bytes": await self._library.unload(found)}
 
     async def GetLoad(self, call: Call) -> dict[str, Any]:
         slots = self._settings.slots

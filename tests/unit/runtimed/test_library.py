@@ -1,0 +1,231 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The library of models against a store of the test's own: loaded once, found by name, evicted when idle."""
+
+from __future__ import annotations
+
+import os
+import socket
+import tempfile
+from collections.abc import Callable, Coroutine, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from syntrop.common import loop
+from syntrop.common.varlink.errors import VarlinkError
+from syntrop.common.varlink.server import Call, Identity, Server, accept
+from syntrop.runtimed import library as libraries
+from syntrop.runtimed.library import MODEL, CannotLoad, Library, NoRoom, NoSuchModel
+from syntrop.runtimed.loading import Loaded, LoadError
+
+
+class Store:
+    """`Model1` with names that a test can move."""
+
+    def __init__(self) -> None:
+        self.names = {"a:1": "sha256:aa", "a": "sha256:aa", "b:1": "sha256:bb", "c:1": "sha256:cc"}
+        self.inspected: list[str] = []
+        self.opened: list[str] = []
+
+    def _digest(self, id: str) -> str:
+        digest = id if id.startswith("sha256:") else self.names.get(id)
+        if digest is None:
+            raise VarlinkError(f"{MODEL}.NoSuchModel", id=id)
+        return digest
+
+    async def Inspect(self, call: Call, id: str) -> dict[str, Any]:
+        self.inspected.append(id)
+        digest = self._digest(id)
+        name, _, tag = id.partition(":")
+        entry = {
+            "id": f"{name}:{tag or '1'}",
+            "digest": digest,
+            "size_bytes": 1,
+            "pinned": False,
+            "format": "gguf",
+        }
+        return {"info": entry}
+
+    async def Open(self, call: Call, id: str) -> dict[str, Any]:
+        self.opened.append(id)
+        return {"fd": call.give_fd(os.open("/dev/null", os.O_RDONLY)), "size": 1, "digest": self._digest(id)}
+
+
+class FakeModel:
+    def __init__(self) -> None:
+        self.memory_bytes = 1000
+        self.level = "scalar"
+        self.closed = False
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class Busy:
+    def __init__(self) -> None:
+        self.held = 0
+        self.most = 0
+
+    def __call__(self) -> Busy:
+        return self
+
+    def __enter__(self) -> None:
+        self.held += 1
+        self.most = max(self.most, self.held)
+
+    def __exit__(self, *_: object) -> None:
+        self.held -= 1
+
+
+@pytest.fixture
+def root(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    with tempfile.TemporaryDirectory() as folder:
+        monkeypatch.setenv("SYNTROP_RUN_ROOT", folder)
+        (Path(folder) / "syntrop").mkdir()
+        yield Path(folder)
+
+
+@pytest.fixture
+def loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Digests in the order in which they were loaded; `bad` among the names cannot be."""
+    done: list[str] = []
+
+    def load(fd: int, size: int, identifier: str, digest: str, threads: int, context_max: int) -> Loaded:
+        os.close(fd)
+        if digest == "sha256:bad":
+            raise LoadError(f"{identifier} is broken")
+        done.append(digest)
+        return Loaded(identifier, digest, "llama", FakeModel(), None, None, "")  # type: ignore[arg-type]
+
+    monkeypatch.setattr(libraries, "_load", load)
+    return done
+
+
+Body = Callable[[Library, Store, Busy], Coroutine[Any, Any, None]]
+
+
+def run(root: Path, body: Body, models_max: int = 2) -> None:
+    async def serve(listener: socket.socket, server: Server) -> None:
+        while True:
+            await loop.readable(listener.fileno())
+            while (sock := accept(listener)) is not None:
+                connection = server.connect(sock)
+                assert connection is not None
+                loop.spawn(connection.run())
+
+    async def main() -> None:
+        store, busy = Store(), Busy()
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(str(root / "syntrop" / MODEL))
+            listener.listen(16)
+            listener.setblocking(False)
+            server = Server(Identity("test", "store", "0", "http://localhost"), {MODEL: store})
+            serving = loop.spawn(serve(listener, server))
+            library = Library(busy, threads=1, models_max=models_max, context_max=0, timeout=5.0)
+            with loop.deadline(10):
+                await body(library, store, busy)
+            assert busy.held == 0
+            await loop.stop(serving)
+
+    loop.run(main())
+
+
+def test_concurrent_requests_load_once_by_all_names(root: Path, loads: list[str]) -> None:
+    async def body(library: Library, store: Store, busy: Busy) -> None:
+        found = await loop.gather(*(library.get(name) for name in ("a:1", "a", "a:1", "sha256:aa", "a")))
+        assert len({id(one) for one in found}) == 1
+        assert loads == ["sha256:aa"]
+        assert store.opened == ["sha256:aa"]
+        assert busy.most >= 1
+        assert library.find("a") is library.find("a:1") is library.find("sha256:aa") is found[0]
+        store.inspected.clear()
+        assert await library.get("a") is found[0]
+        assert store.inspected == []  # known: modeld is not asked
+
+    run(root, body)
+
+
+def test_unknown_and_broken_models(root: Path, loads: list[str]) -> None:
+    async def body(library: Library, store: Store, busy: Busy) -> None:
+        for ask in (library.get, library.resolve):
+            with pytest.raises(NoSuchModel):
+                await ask("nonesuch")
+        store.names["bad:1"] = "sha256:bad"
+        for _ in range(2):
+            with pytest.raises(CannotLoad, match="bad:1 is broken"):
+                await library.get("bad:1")
+        assert library.loaded() == []
+
+    run(root, body)
+
+
+def test_who_gives_up_does_not_stop_the_load(root: Path, loads: list[str]) -> None:
+    async def body(library: Library, store: Store, busy: Busy) -> None:
+        impatient = loop.spawn(library.get("a"))
+        patient = loop.spawn(library.get("a"))
+        await loop.sleep(0)
+        await loop.stop(impatient)
+        assert (await patient).digest == "sha256:aa"
+
+    run(root, body)
+
+
+def test_a_name_that_moved_is_found_anew(root: Path, loads: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(libraries, "CHECK_AFTER", 0.0)
+
+    async def body(library: Library, store: Store, busy: Busy) -> None:
+        await library.get("a")
+        store.names["a"] = "sha256:bb"
+        assert (await library.get("a")).digest == "sha256:aa"  # no call waits for the check
+        while library._checking:
+            await loop.sleep(0.001)
+        assert (await library.get("a")).digest == "sha256:bb"
+        del store.names["a"]
+        await library.get("a")
+        while library._checking:
+            await loop.sleep(0.001)
+        with pytest.raises(NoSuchModel):
+            await library.get("a")
+
+    run(root, body)
+
+
+def test_the_idle_model_used_longest_ago_makes_room(root: Path, loads: list[str]) -> None:
+    async def body(library: Library, store: Store, busy: Busy) -> None:
+        a, b = await library.get("a"), await library.get("b:1")
+        await library.get("a")
+        await library.get("c:1")
+        assert [one.digest for one in library.loaded()] == ["sha256:aa", "sha256:cc"]
+        assert b.model.closed and not a.model.closed  # type: ignore[attr-defined]
+        for one in library.loaded():
+            one.users += 1
+        with pytest.raises(NoRoom, match="2 of 2 models"):
+            await library.get("b:1")
+        a.users -= 1
+        await library.get("b:1")
+        assert a.model.closed  # type: ignore[attr-defined]
+
+    run(root, body)
+
+
+def test_unloading(root: Path, loads: list[str]) -> None:
+    async def body(library: Library, store: Store, busy: Busy) -> None:
+        model = await library.get("a")
+        assert await library.unload(model) == 1000
+        assert model.model.closed  # type: ignore[attr-defined]
+        assert library.find("a") is None
+        assert await library.resolve("a") is None
+        await library.get("a")
+        assert loads == ["sha256:aa"] * 2
+
+    run(root, body)
+
+
+def test_a_store_that_is_away(root: Path) -> None:
+    async def main() -> None:
+        library = Library(Busy(), threads=1, models_max=1, context_max=0, timeout=1.0)
+        with pytest.raises(CannotLoad, match="cannot be reached"):
+            await library.get("a")
+
+    loop.run(main())
