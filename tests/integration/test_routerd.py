@@ -179,9 +179,7 @@ def test_whole_answers(router: Router, host: str) -> None:
 
 def test_streams(router: Router) -> None:
     with router.client() as client:
-        stream = client.chat.completions.create(
-            **ask(*SHOUT, stream=True, stream_options={"include_usage": True})
-        )
+        stream = client.chat.completions.create(**ask(*SHOUT, stream=True, stream_options={"include_usage": True}))
         assert stream.response.headers["content-type"].startswith("text/event-stream")
         assert stream.response.headers["cache-control"] == "no-cache"
         assert stream.response.headers["x-accel-buffering"] == "no"
@@ -272,9 +270,7 @@ def test_final_failures_are_not_repeated(router: Router) -> None:
 
 
 def test_errors_in_mid_stream(router: Router) -> None:
-    failing = ask(
-        ["say", "a"], ["error", "io.syntrop.Runtime1.GenerationFailed", {"reason": "r"}], stream=True
-    )
+    failing = ask(["say", "a"], ["error", "io.syntrop.Runtime1.GenerationFailed", {"reason": "r"}], stream=True)
     with router.client() as client:
         stream = iter(client.chat.completions.create(**failing))
         assert [next(stream).choices[0].delta.content for _ in range(2)] == [None, "a"]

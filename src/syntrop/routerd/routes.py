@@ -27,9 +27,7 @@ def route(method: str, path: str) -> tuple[str, str]:
             if path.startswith(prefix) and len(path) > len(prefix):
                 found, rest = (methods, name), _unquote(path[len(prefix) :])
     if found is None:
-        raise HttpError(
-            404, f"There is nothing at {path}.", code="unknown_url", type="invalid_request_error"
-        )
+        raise HttpError(404, f"There is nothing at {path}.", code="unknown_url", type="invalid_request_error")
     methods, name = found
     if method not in methods:
         allow = ", ".join(methods)

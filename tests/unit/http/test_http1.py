@@ -205,9 +205,7 @@ value = st.text(st.characters(min_codepoint=0x21, max_codepoint=0x7E), max_size=
 
 @st.composite
 def request_bytes(draw: st.DrawFn) -> bytes:
-    headers = b"".join(
-        f"{n}: {v}\r\n".encode() for n, v in draw(st.lists(st.tuples(token, value), max_size=4))
-    )
+    headers = b"".join(f"{n}: {v}\r\n".encode() for n, v in draw(st.lists(st.tuples(token, value), max_size=4)))
     upgrade = draw(st.sampled_from([b"", b"Connection: upgrade\r\nUpgrade: h2c\r\n"]))
     body = draw(st.binary(max_size=60))
     match draw(st.sampled_from(["none", "length", "chunked", "broken"])):

@@ -200,8 +200,17 @@ def test_roles_and_parts() -> None:
     assert [m.reasoning for m in request.messages[3:]] == ["r", "rc"]
 
 
-@given(st.recursive(st.none() | st.booleans() | st.integers() | st.text(), lambda x: st.lists(x) | st.dictionaries(
-    st.sampled_from([*UNBUILT, *NOTHING, "model", "messages", "role", "content", "stream", "stop"]), x)))
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.text(),
+        lambda x: (
+            st.lists(x)
+            | st.dictionaries(
+                st.sampled_from([*UNBUILT, *NOTHING, "model", "messages", "role", "content", "stream", "stop"]), x
+            )
+        ),
+    )
+)
 def test_no_json_breaks_the_parser(value: object) -> None:
     try:
         openai.parse_chat(json.dumps(value).encode())

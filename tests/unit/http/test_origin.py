@@ -20,8 +20,19 @@ def test_programs_on_this_machine(host: str) -> None:
 
 @pytest.mark.parametrize(
     "host",
-    ["evil.example", "evil.example:32768", "127.0.0.1.evil.example", "localhost:x", "localhost:1:2", "[::1]x", "",
-     "user@localhost", "localhost.", "[::2]:1", "0.0.0.0:32768"],
+    [
+        "evil.example",
+        "evil.example:32768",
+        "127.0.0.1.evil.example",
+        "localhost:x",
+        "localhost:1:2",
+        "[::1]x",
+        "",
+        "user@localhost",
+        "localhost.",
+        "[::2]:1",
+        "0.0.0.0:32768",
+    ],
 )
 def test_names_that_were_pointed_here(host: str) -> None:
     assert objection(request(host)) is not None

@@ -30,16 +30,12 @@ text = st.text(st.characters(exclude_categories=("Cs",), exclude_characters="\r"
     ends=st.sampled_from([b"\n", b"\r\n", b"\r"]),
     data=st.data(),
 )
-def test_what_was_framed_is_parsed(
-    events: list[tuple[str, str | None]], ends: bytes, data: st.DataObject
-) -> None:
+def test_what_was_framed_is_parsed(events: list[tuple[str, str | None]], ends: bytes, data: st.DataObject) -> None:
     wire = b"".join(encode(text, name) for text, name in events).replace(b"\n", ends)
     cuts = sorted(data.draw(st.lists(st.integers(0, len(wire)), max_size=8)))
     parser = Parser()
     found = [
-        event
-        for a, b in zip([0, *cuts], [*cuts, len(wire)], strict=True)
-        for event in parser.feed(wire[a:b])
+        event for a, b in zip([0, *cuts], [*cuts, len(wire)], strict=True) for event in parser.feed(wire[a:b])
     ]
     assert found == [ServerEvent(text, name or "message") for text, name in events]
 

@@ -9,9 +9,7 @@ class Message:
 
     __slots__ = ("content", "name", "reasoning", "role")
 
-    def __init__(
-        self, role: str, content: str, *, name: str | None = None, reasoning: str | None = None
-    ) -> None:
+    def __init__(self, role: str, content: str, *, name: str | None = None, reasoning: str | None = None) -> None:
         self.role = role
         self.content = content
         self.name = name

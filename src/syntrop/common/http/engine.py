@@ -107,9 +107,7 @@ class Generation:
             client.close()
             raise
 
-    async def _stream(
-        self, client: varlink.Client, arguments: dict[str, Any]
-    ) -> chat.Finished | chat.EngineError:
+    async def _stream(self, client: varlink.Client, arguments: dict[str, Any]) -> chat.Finished | chat.EngineError:
         """Pass the pieces on; the outcome, with the connection given back or closed."""
         outcome: chat.Finished | chat.EngineError | None = None
         try:

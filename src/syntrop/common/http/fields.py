@@ -20,9 +20,7 @@ INTEGER_MAX = 2**53 - 1  # beyond it JSON readers lose digits
 def parse_object(body: bytes) -> Fields:
     """The JSON object of a request's body. Raises BadRequest."""
     try:
-        value = json.loads(
-            body.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_no_constant
-        )
+        value = json.loads(body.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_no_constant)
     except UnicodeDecodeError as error:
         raise BadRequest(f"The body is not valid UTF-8 (at byte {error.start}).") from None
     except RecursionError:

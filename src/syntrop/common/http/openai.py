@@ -239,9 +239,7 @@ def failure(error: chat.EngineError, *, started: bool) -> HttpError:
     message = error.message
     match error:
         case chat.ModelNotFound():
-            return HttpError(
-                404, message, code="model_not_found", param="model", type="invalid_request_error"
-            )
+            return HttpError(404, message, code="model_not_found", param="model", type="invalid_request_error")
         case chat.ContextExceeded():
             return BadRequest(message, param="messages", code="context_length_exceeded")
         case chat.Unhonoured():
