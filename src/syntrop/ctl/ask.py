@@ -41,7 +41,20 @@ class _Router(http.client.HTTPConnection):
         self.sock.connect(self.path)
 
 
-def ask(prompt: str, model: str | None, *, tokens: int | None = None, timing: bool = False) -> int:
+# Small models, which is what most machines run, wander off at the interface's default temperature of 1; an
+# answer on a terminal has an end in any case.
+TEMPERATURE = 0.2
+TOKENS = 1024
+
+
+def ask(
+    prompt: str,
+    model: str | None,
+    *,
+    tokens: int = TOKENS,
+    temperature: float = TEMPERATURE,
+    timing: bool = False,
+) -> int:
     """Print the answer to standard output; the exit status."""
     if prompt == "-":
         prompt = sys.stdin.read()
@@ -49,7 +62,7 @@ def ask(prompt: str, model: str | None, *, tokens: int | None = None, timing: bo
     first = 0.0
     pieces = 0
     try:
-        for piece in _answer(prompt, model or _only_model(), tokens):
+        for piece in _answer(prompt, model or _only_model(), tokens, temperature):
             if not pieces:
                 first = time.monotonic()
             pieces += 1
@@ -67,15 +80,15 @@ def ask(prompt: str, model: str | None, *, tokens: int | None = None, timing: bo
     return 0
 
 
-def _answer(prompt: str, model: str, tokens: int | None) -> Iterator[str]:
+def _answer(prompt: str, model: str, tokens: int, temperature: float) -> Iterator[str]:
     """Pieces of the answer as they arrive. Raises AskError, also for a stream that breaks off."""
     body: dict[str, Any] = {
         "model": model,
         "messages": [{"role": "user", "content": prompt}],
         "stream": True,
+        "max_completion_tokens": tokens,
+        "temperature": temperature,
     }
-    if tokens is not None:
-        body["max_completion_tokens"] = tokens
     response = _request("POST", "/v1/chat/completions", json.dumps(body))
     try:
         for data in _events(response):

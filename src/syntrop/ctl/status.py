@@ -7,6 +7,7 @@ import json
 import os
 import sys
 
+from syntrop import __version__
 from syntrop.common import loop, paths
 from syntrop.common.varlink import client as varlink
 from syntrop.common.varlink.errors import ConnectionLost, InvalidReply, VarlinkError
@@ -175,7 +176,6 @@ async def _call(address: str, method: str, values: dict[str, Any], more: bool) -
 def info(as_json: bool) -> int:
     """Where this installation keeps and finds things."""
     from syntrop.ctl import starter
-    from syntrop.ctl.commands import VERSION
 
     running = find.settle()
     kept = KeptFolders()
@@ -185,7 +185,7 @@ def info(as_json: bool) -> int:
         folder = None
     model = os.path.join(starter.cache(), os.path.basename(starter.MEMBER))
     facts = {
-        "version": VERSION,
+        "version": __version__,
         "units": folder,
         "endpoints": paths.endpoint("x")[:-2] if running else None,
         "state": kept.state,

@@ -55,8 +55,10 @@ def up(
     environment = {"SYNTROP_RUN_ROOT": runtime.root}
     if idle is not None:
         environment["SYNTROP_IDLE_EXIT_SEC"] = f"{idle:g}"
-    for note in [*catalogue.warnings, *binder.notes]:
-        log.own(WARNING, note)
+    for warning in catalogue.warnings:
+        log.own(WARNING, warning)
+    for note in binder.notes:
+        log.own(INFO, note)
     if text := unhonoured(catalogue):
         log.own(INFO, text)
 
