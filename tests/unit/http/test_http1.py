@@ -107,6 +107,9 @@ def test_an_upgrade_is_ignored_and_its_body_is_not_lost(tail: bytes) -> None:
     assert isinstance(events[0], Head) and events[0].header("upgrade") == "h2c"
     assert events[1:3] == [Body(b"abc"), End()]
     assert events[3:] == receive(tail)
+    bare = receive(b"GET / HTTP/1.1\r\n" + HOST + upgrade + b"\r\n" + tail)
+    assert isinstance(bare[0], Head) and bare[0].keep_alive
+    assert bare[1:] == [End(), *receive(tail)]
     chunks = post(upgrade + b"Transfer-Encoding: chunked\r\n", b"3\r\nabc\r\n0\r\n\r\n")
     assert receive(chunks + tail)[1:3] == [Body(b"abc"), End()]
 

@@ -224,7 +224,6 @@ class Protocol:
                 replay, self._replay = self._replay, b""
                 self._parser = httptools.HttpRequestParser(self)
                 self._parser.feed_data(replay)
-                self._muted = False
 
     # --- called by the parser ----------------------------------------------------------------------------
 
@@ -258,7 +257,8 @@ class Protocol:
     def on_headers_complete(self) -> None:
         self._in_head = False
         self._unfinished = 0
-        if self._muted:
+        if self._muted:  # the same head for the second time
+            self._muted = False
             return
         head = self._head()
         if self._parser.should_upgrade():
