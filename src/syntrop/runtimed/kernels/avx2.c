@@ -43,13 +43,13 @@ static inline __m256 halves(const uint8_t *p)
    magnitude, at most 2 × 128 × 127, and widened at once. */
 static inline __attribute__((always_inline)) void tile(const uint8_t *w, const int type, const sy_acts *x,
                                                        int32_t t, int32_t count, float *out, size_t stride,
-                                                       int add, int half, const int T)
+                                                       int add, int half, const int T, const int L)
 {
-    size_t at = (size_t)(t / GROUP) * (size_t)x->blocks;
-    int lane = t % GROUP;
-    const int8_t *q = x->q + at * 2 * PLANE + lane * 4;
-    const float *d = x->d + at * GROUP + lane, *s = x->s + at * GROUP + lane;
-    const int32_t *neg = x->neg + at * GROUP + lane;
+    size_t at = (size_t)(t / L) * (size_t)x->blocks;
+    int lane = t % L;
+    const int8_t *q = x->q + at * 2 * QBLOCK * L + lane * 4;
+    const float *d = x->d + at * L + lane, *s = x->s + at * L + lane;
+    const int32_t *neg = x->neg + at * L + lane;
     const __m256i low = _mm256_set1_epi8(15), flip = _mm256_set1_epi8(-128);
     const __m256i ones = _mm256_set1_epi16(1), weight = _mm256_set1_epi16(1 << ACT_SHIFT);
     __m256 acc[4];
@@ -65,8 +65,8 @@ static inline __attribute__((always_inline)) void tile(const uint8_t *w, const i
                 __m256i code = _mm256_xor_si256(_mm256_loadu_si256((const __m256i *)(codes + g * 64)), flip);
                 __m256i size = _mm256_abs_epi8(code); /* -128 becomes 128, read as unsigned */
                 for (int i = 0; i < T; i++) {
-                    __m256i high = _mm256_sign_epi8(word(q + g * GROUP * 4 + i * 4), code);
-                    __m256i rest = _mm256_sign_epi8(word(q + PLANE + g * GROUP * 4 + i * 4), code);
+                    __m256i high = _mm256_sign_epi8(word(q + g * L * 4 + i * 4), code);
+                    __m256i rest = _mm256_sign_epi8(word(q + QBLOCK * L + g * L * 4 + i * 4), code);
                     high = _mm256_madd_epi16(_mm256_maddubs_epi16(size, high), weight);
                     rest = _mm256_madd_epi16(_mm256_maddubs_epi16(size, rest), ones);
                     sum[i] = _mm256_add_epi32(sum[i], _mm256_add_epi32(high, rest));
@@ -82,13 +82,13 @@ static inline __attribute__((always_inline)) void tile(const uint8_t *w, const i
                 __m256i second = _mm256_and_si256(_mm256_srli_epi16(both, 4), low);
                 for (int i = 0; i < T; i++) {
                     sum[i] = _mm256_add_epi16(
-                        sum[i], _mm256_maddubs_epi16(first, word(q + g * GROUP * 4 + i * 4)));
+                        sum[i], _mm256_maddubs_epi16(first, word(q + g * L * 4 + i * 4)));
                     sum[i] = _mm256_add_epi16(
-                        sum[i], _mm256_maddubs_epi16(second, word(q + (g + 4) * GROUP * 4 + i * 4)));
+                        sum[i], _mm256_maddubs_epi16(second, word(q + (g + 4) * L * 4 + i * 4)));
                     rest[i] = _mm256_add_epi16(
-                        rest[i], _mm256_maddubs_epi16(first, word(q + PLANE + g * GROUP * 4 + i * 4)));
+                        rest[i], _mm256_maddubs_epi16(first, word(q + QBLOCK * L + g * L * 4 + i * 4)));
                     rest[i] = _mm256_add_epi16(
-                        rest[i], _mm256_maddubs_epi16(second, word(q + PLANE + (g + 4) * GROUP * 4 + i * 4)));
+                        rest[i], _mm256_maddubs_epi16(second, word(q + QBLOCK * L + (g + 4) * L * 4 + i * 4)));
                 }
             }
             for (int i = 0; i < T; i++) {
@@ -107,10 +107,10 @@ static inline __attribute__((always_inline)) void tile(const uint8_t *w, const i
                 acc[i] = _mm256_fmadd_ps(minimum, _mm256_set1_ps(s[i]), acc[i]);
         }
         w += PANEL * (type == SY_Q8_0 ? 34 : type == SY_Q4_1 ? 20 : 18);
-        q += 2 * PLANE;
-        d += GROUP;
-        s += GROUP;
-        neg += GROUP;
+        q += 2 * QBLOCK * L;
+        d += L;
+        s += L;
+        neg += L;
     }
     for (int i = 0; i < T; i++)
         if (i < count) {
@@ -126,9 +126,11 @@ static inline __attribute__((always_inline)) void tiles(const uint8_t *w, const 
     for (int32_t t = t0; t < t1; t += 4, out += 4 * stride)
         for (int half = 0; half < 2; half++) {
             if (t1 - t >= 2)
-                tile(w, type, x, t, t1 - t, out, stride, add, half, 4);
+                tile(w, type, x, t, t1 - t, out, stride, add, half, 4, GROUP);
+            else if (x->lanes == GROUP)
+                tile(w, type, x, t, 1, out, stride, add, half, 1, GROUP);
             else
-                tile(w, type, x, t, 1, out, stride, add, half, 1);
+                tile(w, type, x, t, 1, out, stride, add, half, 1, 1);
         }
 }
 

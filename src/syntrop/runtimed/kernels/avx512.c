@@ -33,17 +33,17 @@ static inline __m512i word(const int8_t *q)
     return _mm512_set1_epi32(x); /* folds into the multiply as a broadcast operand */
 }
 
-/* One panel by T tokens of one group. Beyond `count` the tokens are whatever the group holds: computed, not
+/* One panel by T tokens of one group of L. Beyond `count` the tokens are whatever the group holds: computed, not
    stored. The codes of a block are unpacked once for all tokens; 8 integer sums hide the multiply's latency. */
 static inline __attribute__((always_inline)) void tile(const uint8_t *w, const int type, const sy_acts *x,
                                                        int32_t t, int32_t count, float *out, size_t stride,
-                                                       int add, const int T)
+                                                       int add, const int T, const int L)
 {
-    size_t at = (size_t)(t / GROUP) * (size_t)x->blocks;
-    int lane = t % GROUP;
-    const int8_t *q = x->q + at * 2 * PLANE + lane * 4;
-    const float *d = x->d + at * GROUP + lane, *s = x->s + at * GROUP + lane;
-    const int32_t *neg = x->neg + at * GROUP + lane;
+    size_t at = (size_t)(t / L) * (size_t)x->blocks;
+    int lane = t % L;
+    const int8_t *q = x->q + at * 2 * QBLOCK * L + lane * 4;
+    const float *d = x->d + at * L + lane, *s = x->s + at * L + lane;
+    const int32_t *neg = x->neg + at * L + lane;
     const __m512i low = _mm512_set1_epi8(15);
     __m512 acc[GROUP];
     for (int i = 0; i < T; i++)
@@ -66,7 +66,7 @@ static inline __attribute__((always_inline)) void tile(const uint8_t *w, const i
         if (type == SY_Q4_1)
             minimum = _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(w + PANEL * 2)));
         for (int i = 0; i < T; i++) {
-            const int8_t *high = q + i * 4, *low_plane = high + PLANE;
+            const int8_t *high = q + i * 4, *low_plane = high + QBLOCK * L;
             __m512i sum = _mm512_setzero_si512(), rest = _mm512_setzero_si512();
             if (type == SY_Q4_0) /* codes are stored plus 8, or plus 128 */
                 rest = _mm512_slli_epi32(_mm512_set1_epi32(neg[i]), 3);
@@ -75,22 +75,22 @@ static inline __attribute__((always_inline)) void tile(const uint8_t *w, const i
             if (T <= 2) { /* few tokens: more chains */
                 __m512i odd = _mm512_setzero_si512(), odd_rest = _mm512_setzero_si512();
                 for (int g = 0; g < 8; g += 2) {
-                    sum = _mm512_dpbusd_epi32(sum, code[g], word(high + g * GROUP * 4));
-                    odd = _mm512_dpbusd_epi32(odd, code[g + 1], word(high + (g + 1) * GROUP * 4));
-                    rest = _mm512_dpbusd_epi32(rest, code[g], word(low_plane + g * GROUP * 4));
+                    sum = _mm512_dpbusd_epi32(sum, code[g], word(high + g * L * 4));
+                    odd = _mm512_dpbusd_epi32(odd, code[g + 1], word(high + (g + 1) * L * 4));
+                    rest = _mm512_dpbusd_epi32(rest, code[g], word(low_plane + g * L * 4));
                     odd_rest =
-                        _mm512_dpbusd_epi32(odd_rest, code[g + 1], word(low_plane + (g + 1) * GROUP * 4));
+                        _mm512_dpbusd_epi32(odd_rest, code[g + 1], word(low_plane + (g + 1) * L * 4));
                 }
                 sum = _mm512_slli_epi32(_mm512_add_epi32(sum, odd), ACT_SHIFT);
                 sum = _mm512_add_epi32(sum, _mm512_add_epi32(rest, odd_rest));
             } else {
                 for (int g = 0; g < 8; g++)
-                    sum = _mm512_dpbusd_epi32(sum, code[g], word(high + g * GROUP * 4));
+                    sum = _mm512_dpbusd_epi32(sum, code[g], word(high + g * L * 4));
                 sum = _mm512_slli_epi32(sum, ACT_SHIFT);
                 if (type != SY_Q4_1)
                     sum = _mm512_add_epi32(sum, rest);
                 for (int g = 0; g < 8; g++)
-                    sum = _mm512_dpbusd_epi32(sum, code[g], word(low_plane + g * GROUP * 4));
+                    sum = _mm512_dpbusd_epi32(sum, code[g], word(low_plane + g * L * 4));
             }
             acc[i] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum), _mm512_mul_ps(scale, _mm512_set1_ps(d[i])),
                                      acc[i]);
@@ -98,10 +98,10 @@ static inline __attribute__((always_inline)) void tile(const uint8_t *w, const i
                 acc[i] = _mm512_fmadd_ps(minimum, _mm512_set1_ps(s[i]), acc[i]);
         }
         w = codes + PANEL * (type == SY_Q8_0 ? 32 : 16);
-        q += 2 * PLANE;
-        d += GROUP;
-        s += GROUP;
-        neg += GROUP;
+        q += 2 * QBLOCK * L;
+        d += L;
+        s += L;
+        neg += L;
     }
     for (int i = 0; i < T; i++)
         if (i < count) {
@@ -117,13 +117,15 @@ static inline __attribute__((always_inline)) void tiles(const uint8_t *w, const 
     for (int32_t t = t0; t < t1; t += GROUP, out += GROUP * stride) {
         int32_t count = t1 - t;
         if (count >= 5)
-            tile(w, type, x, t, count, out, stride, add, 8);
+            tile(w, type, x, t, count, out, stride, add, 8, GROUP);
         else if (count >= 3)
-            tile(w, type, x, t, count, out, stride, add, 4);
+            tile(w, type, x, t, count, out, stride, add, 4, GROUP);
         else if (count == 2)
-            tile(w, type, x, t, count, out, stride, add, 2);
+            tile(w, type, x, t, count, out, stride, add, 2, GROUP);
+        else if (x->lanes == GROUP)
+            tile(w, type, x, t, count, out, stride, add, 1, GROUP);
         else
-            tile(w, type, x, t, count, out, stride, add, 1);
+            tile(w, type, x, t, count, out, stride, add, 1, 1);
     }
 }
 

@@ -108,8 +108,7 @@ static void body_norm(const float *x, const float *weight, int32_t n, float eps,
 
 static void body_quantize(const float *x, int32_t n, sy_acts *a, int32_t t, int32_t block)
 {
-    size_t group = (size_t)(t / GROUP) * (size_t)a->blocks;
-    int lane = t % GROUP;
+    size_t lanes = (size_t)a->lanes, group = (size_t)t / lanes * (size_t)a->blocks, lane = (size_t)t % lanes;
     for (int32_t b = 0; b < n / QBLOCK; b++, x += QBLOCK) {
         size_t at = group + (size_t)(block + b);
         vf top = {0};
@@ -132,14 +131,14 @@ static void body_quantize(const float *x, int32_t n, sy_acts *a, int32_t t, int3
         int32_t codesum = 0;
         for (int i = 0; i < VL; i++)
             codesum += total[i];
-        int8_t *q = a->q + at * 2 * PLANE + lane * 4;
-        for (int i = 0; i < QBLOCK / 4; i++) {
-            memcpy(q + i * GROUP * 4, high + i * 4, 4);
-            memcpy(q + PLANE + i * GROUP * 4, low + i * 4, 4);
+        int8_t *q = a->q + at * 2 * QBLOCK * lanes + lane * 4;
+        for (size_t i = 0; i < QBLOCK / 4; i++) {
+            memcpy(q + i * lanes * 4, high + i * 4, 4);
+            memcpy(q + (QBLOCK + i * 4) * lanes, low + i * 4, 4);
         }
-        a->d[at * GROUP + lane] = d;
-        a->s[at * GROUP + lane] = d * (float)codesum;
-        a->neg[at * GROUP + lane] = -codesum;
+        a->d[at * lanes + lane] = d;
+        a->s[at * lanes + lane] = d * (float)codesum;
+        a->neg[at * lanes + lane] = -codesum;
     }
 }
 

@@ -13,7 +13,8 @@
  *                   choice, cost SmolLM2 one top-1 answer in twenty and a divergence of 0.0033 nat; 11 bits
  *                   are where both vanish.) Groups of 8 tokens; inside a group blocks of 32 columns; inside
  *                   a block the high plane, then the low; inside a plane the 8 words of four codes, 8 tokens
- *                   side by side, so that a tile of tokens lies at fixed offsets. f32: row by row.
+ *                   side by side, so that a tile of tokens lies at fixed offsets. A token that is alone in its batch
+ *                   is a group of one: what decoding reads again and again stays dense. f32: row by row.
  *   KV block        For each layer and KV head the keys as head_pad × 16 tokens (a column of 16 scores
  *                   is one register, without horizontal sums), then the values as 16 tokens × head_pad.
  */
@@ -29,7 +30,6 @@
 #define PANEL 16 /* rows of a panel */
 #define QBLOCK 32 /* columns that share a scale */
 #define GROUP 8 /* tokens of a group of activations */
-#define PLANE (QBLOCK * GROUP) /* bytes */
 #define ACT_SHIFT 7 /* bits of the low plane, sign included */
 #define ACT_MAX 16319 /* the largest code whose planes are -127..127 and -64..63 */
 #define MAX_HEAD 256 /* widest head: bounds the stack of attention */
@@ -44,10 +44,11 @@ typedef struct {
 /* Activations of up to max_batch tokens, in the forms that their consumers need (others are NULL). */
 typedef struct {
     int32_t cols, blocks;
-    int8_t *q;     /* [group][block][high, low][8 words][GROUP tokens][4] */
-    float *d;      /* [group][block][GROUP]: scale */
-    float *s;      /* [group][block][GROUP]: scale × sum of codes, for the minima of Q4_1 */
-    int32_t *neg;  /* [group][block][GROUP]: minus the sum of codes, for codes with an offset */
+    int32_t lanes; /* tokens of a group: GROUP, or 1 for a batch of 1 */
+    int8_t *q;     /* [group][block][high, low][8 words][lanes][4] */
+    float *d;      /* [group][block][lanes]: scale */
+    float *s;      /* [group][block][lanes]: scale × sum of codes, for the minima of Q4_1 */
+    int32_t *neg;  /* [group][block][lanes]: minus the sum of codes, for codes with an offset */
     float *f;      /* [token][f_stride] */
     size_t f_stride;
 } sy_acts;

@@ -80,7 +80,7 @@ static void carve_acts(sy_acts *a, uint8_t *base, size_t *at, int32_t cols, int3
     a->cols = cols;
     a->blocks = cols / QBLOCK;
     a->f_stride = round_up((size_t)cols, QBLOCK);
-    a->q = carve(base, at, groups * (size_t)a->blocks * 2 * PLANE);
+    a->q = carve(base, at, groups * (size_t)a->blocks * 2 * QBLOCK * GROUP);
     a->d = carve(base, at, groups * (size_t)a->blocks * GROUP * 4);
     a->s = carve(base, at, groups * (size_t)a->blocks * GROUP * 4);
     a->neg = carve(base, at, groups * (size_t)a->blocks * GROUP * 4);
@@ -633,6 +633,8 @@ int sy_forward(sy_model *m, int32_t n, const int32_t *tokens, const int32_t *pos
         }
     }
     if (result == 0) {
+        m->normed.lanes = m->attended.lanes = m->hidden.lanes = n == 1 ? 1 : GROUP;
+        m->last.lanes = s.n_wanted == 1 ? 1 : GROUP;
         for (int32_t i = 0; i < m->c.n_layer * STAGES + 8; i++)
             atomic_store_explicit(&m->next[i], 0, memory_order_relaxed);
         sy_pool_run(run, &s, m->threads);

@@ -27,21 +27,20 @@ static inline void store_half(uint16_t *p, vf v)
 
 static void tile(const uint8_t *w, int type, const sy_acts *x, int32_t t, float *out, int add)
 {
-    size_t at = (size_t)(t / GROUP) * (size_t)x->blocks;
-    int lane = t % GROUP;
+    size_t lanes = (size_t)x->lanes, at = (size_t)t / lanes * (size_t)x->blocks, lane = (size_t)t % lanes;
     float acc[PANEL] = {0};
     for (int32_t b = 0; b < x->blocks; b++, at++) {
         int32_t q[QBLOCK];
-        for (int i = 0; i < QBLOCK; i++) {
-            const int8_t *plane = x->q + at * 2 * PLANE + (i / 4) * GROUP * 4 + lane * 4 + i % 4;
-            q[i] = plane[0] * (1 << ACT_SHIFT) + plane[PLANE];
+        for (size_t i = 0; i < QBLOCK; i++) {
+            const int8_t *plane = x->q + at * 2 * QBLOCK * lanes + (i / 4 * lanes + lane) * 4 + i % 4;
+            q[i] = plane[0] * (1 << ACT_SHIFT) + plane[QBLOCK * lanes];
         }
         const uint8_t *scales = w, *minima = w + PANEL * 2;
         const uint8_t *codes = w + PANEL * (type == SY_Q4_1 ? 4 : 2);
         int32_t offset = type == SY_Q4_0 ? 8 : type == SY_Q8_0 ? 128 : 0;
         int32_t total[PANEL];
         for (int r = 0; r < PANEL; r++)
-            total[r] = offset * x->neg[at * GROUP + lane];
+            total[r] = offset * x->neg[at * lanes + lane];
         if (type == SY_Q8_0) {
             for (int i = 0; i < 8; i++)
                 for (int r = 0; r < PANEL; r++)
@@ -60,10 +59,10 @@ static void tile(const uint8_t *w, int type, const sy_acts *x, int32_t t, float 
         for (int r = 0; r < PANEL; r++) {
             uint16_t half;
             memcpy(&half, scales + r * 2, 2);
-            acc[r] += (float)total[r] * (sy_half_to_float(half) * x->d[at * GROUP + lane]);
+            acc[r] += (float)total[r] * (sy_half_to_float(half) * x->d[at * lanes + lane]);
             if (type == SY_Q4_1) {
                 memcpy(&half, minima + r * 2, 2);
-                acc[r] += sy_half_to_float(half) * x->s[at * GROUP + lane];
+                acc[r] += sy_half_to_float(half) * x->s[at * lanes + lane];
             }
         }
     }
