@@ -229,8 +229,10 @@ def test_a_short_prompt_does_not_wait_for_a_long_one() -> None:
 def test_generations_run_side_by_side_in_one_step() -> None:
     async def body(engine: Engine) -> None:
         model = FakeModel(script("abcdefgh"))
+        model.gate = threading.Semaphore(0)
         runnable = Runnable(model)
         many = [engine.submit(runnable, PROMPT, Sampling(), max_tokens=8) for _ in range(6)]
+        model.gate.release(1000)
         assert {(await read(one))[1].text for one in many} == {"abcdefgh"}
         assert max(len(step) for step in model.steps) == 4
 
