@@ -14,24 +14,7 @@ from syntrop.common.varlink.errors import InvalidReply, VarlinkError
 
 # --- generating interfaces --------------------------------------------------------------------------------
 
-NAMES = [
-    "a",
-    "b",
-    "x",
-    "role",
-    "type",
-    "error",
-    "method",
-    "self",
-    "call",
-    "kv_cache",
-    "p2p_links",
-    "vram0",
-    "float_value",
-    "isDefault",
-    "N",
-    "zz9",
-]
+NAMES = ["a", "b", "x", "role", "type", "error", "method", "self", "call", "kv_cache", "p2p_links", "vram0"]
 FIELD = st.sampled_from(NAMES)
 TYPE_NAME = st.sampled_from(["Plane", "A", "Device2", "XyZ"])
 

@@ -151,7 +151,8 @@ class Client:
                 wire.read()
             except (Malformed, MessageTooLong):
                 wire.eof = True
-        return wire.eof
+        # What nobody asked for must not be taken for the answer to the next call.
+        return wire.eof or not wire.quiet
 
     async def _reconnect(self) -> None:
         self._wire.close()
@@ -164,7 +165,7 @@ class Client:
                 raise ConnectionLost(f"{self.address} closed the connection during {method}")
             message, fds = received
         except (Malformed, MessageTooLong) as fault:
-            raise InvalidReply(f"{method}: {fault or 'message too long'}") from fault
+            raise InvalidReply(f"{method}: {str(fault) or 'message too long'}") from fault
         try:
             return self._reply(method, decode(message), fds)
         except BaseException as fault:
