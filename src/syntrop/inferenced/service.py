@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from syntrop import __version__
-from syntrop.inferenced import pressure
+from syntrop.common import pressure
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,35 +22,28 @@ class Inference1:
     """
 
     async def GetStatus(self, call: Call) -> dict[str, Any]:
-        from syntrop.common import psi
-
-        try:
-            level = pressure.level(*pressure.read())
-        except psi.PsiError:
-            level = pressure.UNKNOWN
         return {
             "status": "ok",
             "version": __version__,
             "daemon": "inferenced",
             "planes_count": 0,
             "leases_count": 0,
-            "pressure": level,
+            "pressure": pressure.level(pressure.read()),
         }
 
     async def GetPressure(self, call: Call) -> dict[str, Any]:
-        from syntrop.common import psi
-
-        try:
-            cpu, memory, io = pressure.read()
-        except psi.PsiError as error:
+        found = pressure.read()
+        if len(found) < 3:
+            from syntrop.common import psi
             from syntrop.common.varlink.errors import VarlinkError
 
-            raise VarlinkError(_INTERFACE + "PressureUnavailable", reason=str(error)) from None
+            missing = ", ".join(name for name in psi.RESOURCES if name not in found)
+            raise VarlinkError(_INTERFACE + "PressureUnavailable", reason=f"the kernel does not tell {missing}")
         return {
-            "level": pressure.level(cpu, memory, io),
-            "cpu_some": cpu.some.avg10,
-            "memory_some": memory.some.avg10,
-            "io_some": io.some.avg10,
+            "level": pressure.level(found),
+            "cpu_some": found["cpu"].some.avg10,
+            "memory_some": found["memory"].some.avg10,
+            "io_some": found["io"].some.avg10,
         }
 
     async def ListLeases(self, call: Call) -> dict[str, Any]:

@@ -6,7 +6,8 @@ from __future__ import annotations
 import json
 
 from syntrop import __version__
-from syntrop.routerd.status import Counters, read_pressure, read_rss
+from syntrop.common import pressure
+from syntrop.routerd.status import Counters, read_rss
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ class Router1:
         self._counters = counters
 
     async def GetStatus(self, call: Call) -> dict[str, Any]:
-        return self._counters.report(__version__, read_pressure(), read_rss())
+        return self._counters.report(__version__, pressure.read(), read_rss())
 
     async def ListModels(self, call: Call) -> dict[str, Any]:
         from syntrop.common.http import chat
@@ -88,7 +89,7 @@ class Http:
             raise HttpError(403, objection, code="forbidden_origin")
         name, rest = route(request.method, request.path)
         if name == "health":
-            return await _reply(exchange, self._counters.report(__version__, read_pressure(), read_rss()))
+            return await _reply(exchange, self._counters.report(__version__, pressure.read(), read_rss()))
         with self._counters:
             if name == "chat":
                 return await self._chat(exchange)

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the router says of itself: counters, and the level of pressure. Pure but for the two readers at the end."""
+"""What the router says of itself. Pure but for the reader at the end."""
 
 from __future__ import annotations
 
 import os
 from time import monotonic
+
+from syntrop.common.pressure import level
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -55,32 +57,6 @@ class Counters:
             "rss_bytes": rss,
             "rss_mb": round(rss / 2**20, 2),
         }
-
-
-def level(pressure: dict[str, Pressure]) -> str:
-    """normal, elevated or critical, by what the last ten seconds lost; unknown when the machine does not tell."""
-    if len(pressure) < 3:
-        return "unknown"
-    cpu, memory, io = pressure["cpu"], pressure["memory"], pressure["io"]
-    full = memory.full.avg10 if memory.full else 0.0
-    if full > 10 or memory.some.avg10 > 40 or io.some.avg10 > 50:
-        return "critical"
-    if memory.some.avg10 > 15 or io.some.avg10 > 20 or cpu.some.avg10 > 60:
-        return "elevated"
-    return "normal"
-
-
-def read_pressure() -> dict[str, Pressure]:
-    """Pressure by resource; what cannot be read is left out."""
-    from syntrop.common import psi
-
-    found = {}
-    for resource in psi.RESOURCES:
-        try:
-            found[resource] = psi.read(resource)
-        except psi.PsiError:
-            continue
-    return found
 
 
 def read_rss() -> int:

@@ -3,9 +3,10 @@ from __future__ import annotations
 
 import pytest
 
+from syntrop.common.pressure import level, read
 from syntrop.common.psi import Line, Pressure
 from syntrop.common.varlink import idl
-from syntrop.routerd.status import Counters, level, read_pressure, read_rss
+from syntrop.routerd.status import Counters, read_rss
 
 
 def pressure(cpu: float = 0, memory: float = 0, io: float = 0, full: float = 0) -> dict[str, Pressure]:
@@ -43,7 +44,7 @@ def test_a_machine_that_tells_nothing() -> None:
 def test_report_fits_the_interface() -> None:
     counters = Counters()
     with counters:
-        report = counters.report("1", read_pressure(), read_rss())
+        report = counters.report("1", read(), read_rss())
     assert report["active_requests"] == 1 and report["total_requests"] == 1
     assert counters.active == 0
     assert report["rss_bytes"] > 2**20

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from typing import Final
 
     from syntrop.common.psi import Pressure
@@ -23,8 +24,11 @@ ELEVATED_IO: Final = 20.0
 ELEVATED_CPU: Final = 60.0
 
 
-def level(cpu: Pressure, memory: Pressure, io: Pressure) -> str:
-    """The level of three readings."""
+def level(pressure: Mapping[str, Pressure]) -> str:
+    """The level of the readings of cpu, memory and io; unknown when one of them is missing."""
+    if len(pressure) < 3:
+        return UNKNOWN
+    cpu, memory, io = pressure["cpu"], pressure["memory"], pressure["io"]
     full = memory.full.avg10 if memory.full is not None else 0.0
     if full > CRITICAL_MEMORY_FULL or memory.some.avg10 > CRITICAL_MEMORY or io.some.avg10 > CRITICAL_IO:
         return CRITICAL
@@ -33,8 +37,14 @@ def level(cpu: Pressure, memory: Pressure, io: Pressure) -> str:
     return NORMAL
 
 
-def read() -> tuple[Pressure, Pressure, Pressure]:
-    """cpu, memory and io as they are now. Raises psi.PsiError."""
+def read() -> dict[str, Pressure]:
+    """Pressure by resource, as it is now; what the machine does not tell is left out."""
     from syntrop.common import psi
 
-    return psi.read("cpu"), psi.read("memory"), psi.read("io")
+    found = {}
+    for resource in psi.RESOURCES:
+        try:
+            found[resource] = psi.read(resource)
+        except psi.PsiError:
+            continue
+    return found
