@@ -91,7 +91,10 @@ async def _list() -> list[dict[str, Any]]:
 
 
 async def _register(path: str, name: str, digest: str | None) -> dict[str, Any]:
-    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise starter.FetchError(f"{path}: {error.strerror}") from None
     try:
         client = await varlink.connect(paths.endpoint(ENDPOINT))
         try:
