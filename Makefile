@@ -52,6 +52,7 @@ need() { missing="$$missing $$1"; }
 missing=
 command -v curl >/dev/null || need curl
 command -v dbus-daemon >/dev/null || need dbus-daemon
+command -v groff >/dev/null || need groff-base
 command -v unshare >/dev/null || need util-linux
 [ "$$(id -u)" != 0 ] || command -v mmdebstrap >/dev/null || need mmdebstrap
 endef

@@ -17,7 +17,6 @@ import re
 import sys
 
 from syntrop import __version__
-from syntrop import __version__
 from syntrop.common import journal, paths
 
 TYPE_CHECKING = False
@@ -314,13 +313,13 @@ def parse_arguments(daemon: str, rows: Iterable[Setting], argv: Sequence[str]) -
                 given[row.name] = True
                 continue
             if not words:
-                raise SettingsError(f"option {option} needs a value", f"write {_usage(row)}", USAGE_STATUS)
+                raise SettingsError(f"option {option} needs a value", f"write {option_usage(row)}", USAGE_STATUS)
             text = words.pop(0)
         try:
             value = row.parse(text)
         except ValueError as error:
             message = f"option {option}={text}: {error}"
-            raise SettingsError(message, f"write {_usage(row)}", USAGE_STATUS) from None
+            raise SettingsError(message, f"write {option_usage(row)}", USAGE_STATUS) from None
         earlier = given.get(row.name)
         given[row.name] = earlier + value if isinstance(earlier, list) and isinstance(value, list) else value
     return given
@@ -329,7 +328,7 @@ def parse_arguments(daemon: str, rows: Iterable[Setting], argv: Sequence[str]) -
 def help_text(daemon: str, rows: Iterable[Setting]) -> str:
     """What `--help` prints."""
     lines = [f"usage: {daemon} [OPTION]…", "", "options:"]
-    entries = [(_usage(row), _help_of(row)) for row in rows]
+    entries = [(option_usage(row), _help_of(row)) for row in rows]
     entries += [("--help", "Print this text."), ("--version", "Print the version.")]
     for usage, text in entries:
         lines.append(f"  {usage}")
@@ -351,9 +350,7 @@ def _from_environment(row: Setting, text: str) -> Value:
         raise SettingsError(message, f"unset {row.environment}, or correct it", CONFIG_STATUS) from None
 
 
-def _apply_file(
-    path: str, rows: Iterable[Setting], values: dict[str, Value], sources: dict[str, str]
-) -> None:
+def _apply_file(path: str, rows: Iterable[Setting], values: dict[str, Value], sources: dict[str, str]) -> None:
     import tomllib  # 22 ms; most installations have no file
 
     try:
@@ -431,7 +428,8 @@ def _bad_word(daemon: str, option: str, by_option: dict[str, Setting]) -> Settin
     return SettingsError(f"unknown option {option}", hint, USAGE_STATUS)
 
 
-def _usage(row: Setting) -> str:
+def option_usage(row: Setting) -> str:
+    """How the option is written, as in `--idle-exit-sec=SECONDS`."""
     if row.type is bool:
         return f"{row.option}[=yes|no]"
     if row.choices:
@@ -456,7 +454,8 @@ def default_text(row: Setting) -> str:
     if isinstance(row.default, list):
         return ", ".join(row.default)
     text = f"{row.default:g}" if isinstance(row.default, float) else str(row.default)
-    return f"{text} {row.unit}" if row.unit else text
+    unit = row.unit.removesuffix("s") if text == "1" else row.unit
+    return f"{text} {unit}" if unit else text
 
 
 def _wrap(text: str, width: int, indent: str) -> list[str]:
