@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 ASLEEP, STARTING, AWAKE, STOPPING, HELD = "asleep", "starting", "awake", "stopping", "held"
 CLEAN_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGPIPE)  # systemd.service(5)
-ABNORMAL = ("on-failure", "on-abnormal", "always")
 
 
 class Service:
@@ -44,6 +43,7 @@ class Service:
         self.status = ""
         self._since = 0.0
         self._verdict = ""  # why we are taking it down, if that is a failure
+        self._restart = False  # what `Restart=` says of the last failure
         self._watchdog = 0.0
         self._invocation = ""
         self.configure(unit, listeners)
@@ -167,7 +167,8 @@ class Service:
         self.deadline = None
         if self.state == HELD:
             self.state = ASLEEP
-            if self.backoff.failures and self._restarts():
+            # Nobody is brought back while we drain, unless somebody asks.
+            if self.backoff.failures and self._restart and not self.home.draining:
                 self.wanted(now)
             else:
                 self.home.listen(self, True)
@@ -212,6 +213,10 @@ class Service:
         self._clear_up()
         how = _how(status)
         clean = _in(status, self.unit.success) or status == 0 or -status in CLEAN_SIGNALS
+        abnormal = bool(self._verdict) or status < 0
+        self._restart = not _in(status, self.unit.prevent_restart) and (
+            self.unit.restart == "on-failure" or (self.unit.restart == "on-abnormal" and abnormal)
+        )
         if self.home.stopping:
             self.state, self.deadline = ASLEEP, None
         elif self._verdict:
@@ -250,10 +255,6 @@ class Service:
         self.home.listen(self, False)
         self.state = HELD
         self._set_deadline(until)
-
-    def _restarts(self) -> bool:
-        """Whether `Restart=` wants the service back although nobody asks for it. Never while we drain."""
-        return self.unit.restart in ABNORMAL and not self.home.draining
 
     def _set_deadline(self, when: float | None) -> None:
         self.deadline = None if when is None or when == float("inf") else when

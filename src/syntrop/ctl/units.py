@@ -48,7 +48,7 @@ MOOT = {
     "PollLimitIntervalSec", "PollLimitBurst", "LogRateLimitIntervalSec", "LogRateLimitBurst",
     "LogExtraFields", "OOMPolicy",
 }  # fmt: skip
-RESTARTS = {"no", "on-success", "on-failure", "on-abnormal", "on-watchdog", "on-abort", "always"}
+RESTARTS = {"no", "on-failure", "on-abnormal"}  # the others would undo exit-on-idle, or are subsets of no use
 
 
 class SocketUnit:
@@ -121,7 +121,7 @@ class ServiceUnit:
         self.new_privileges = not read.one("NoNewPrivileges", unitfile.boolean, False)
         self.restart = read.text("Restart", "no")
         if self.restart not in RESTARTS:
-            raise UnitError(f"{unit.name}: Restart={self.restart} is not known")
+            raise UnitError(f"{unit.name}: Restart={self.restart} is not supported")
         self.restart_delay = read.one("RestartSec", unitfile.seconds, 0.1)
         self.restart_steps = read.one("RestartSteps", unitfile.integer, 0)
         self.max_delay = read.one("RestartMaxDelaySec", unitfile.seconds, float("inf"))

@@ -81,7 +81,7 @@ def test_drop_ins_are_read_in_the_order_of_their_names(tmp_path):
         (SOCKET + "SocketMode=rw\n", SERVICE, "a.socket: SocketMode=: not an octal mode"),
         (SOCKET, "[Service]\n", "0 ExecStart"),
         (SOCKET, SERVICE + "Type=forking\n", "Type=forking is not supported"),
-        (SOCKET, SERVICE + "Restart=often\n", "Restart=often is not known"),
+        (SOCKET, SERVICE + "Restart=often\n", "Restart=often is not supported"),
         (SOCKET, SERVICE + "Environment=%q\n", "Environment=: specifier %q"),
         (SOCKET + "Service=b.service\n", SERVICE, "has a socket for b.service"),
     ],
