@@ -123,25 +123,28 @@ class Runtime1:
         self, loaded: Loaded, prompt: str | None, messages: list[dict[str, Any]] | None
     ) -> list[int]:
         """The prompt as tokens: in a thread, since a long one takes a while and a template is not ours."""
-        from syntrop.runtimed.chat_template import TemplateError
+        from syntrop.runtimed.chat_template import TemplateError, TemplateLimit
         from syntrop.runtimed.prompt import PromptTooLong, chat_tokens, text_tokens
         from syntrop.runtimed.tokenizer import TokenizerError
 
         context = loaded.model.context
+        given = "prompt" if messages is None else "messages"
         try:
             if messages is None:
                 tokens = await loop.thread(text_tokens, loaded.tokenizer, prompt or "", context)
             elif loaded.template is None:
-                raise _failed(f"{loaded.template_error}: give a prompt in place of messages")
+                raise _invalid("messages", f"{loaded.template_error}: give a prompt in their place")
             else:
                 tokens = await loop.thread(chat_tokens, loaded.tokenizer, loaded.template, messages, context)
         except PromptTooLong as error:
             parameters = {"requested": error.requested, "max": error.most}
             raise VarlinkError(_INTERFACE + "ContextExceeded", **parameters) from None
-        except (TemplateError, TokenizerError) as error:
+        except TemplateLimit as error:
             raise _failed(str(error)) from None
+        except (TemplateError, TokenizerError) as error:
+            raise _invalid(given, str(error)) from None
         if not tokens:
-            raise _invalid("prompt" if messages is None else "messages", "no tokens")
+            raise _invalid(given, "no tokens")
         return tokens
 
     def _submit(
@@ -249,6 +252,8 @@ def _check_messages(messages: list[dict[str, Any]] | None) -> None:
     for index, message in enumerate(messages):
         if message["role"] not in _ROLES:
             raise _invalid(f"messages[{index}].role", f"none of {', '.join(_ROLES)}")
+        if message.get("content") is None and not (message["role"] == "assistant" and message.get("tool_calls")):
+            raise _invalid(f"messages[{index}].content", "missing, and no calls of tools stand in its place")
 
 
 def _checked_stops(stop: list[str] | None) -> tuple[str, ...]:
