@@ -88,6 +88,7 @@ def test_the_package_s_client_introspects_our_service(service: str) -> None:
             "org.varlink.service",
             "org.varlink.certification",
             "org.example.ping",
+            "org.example.files",
         }
         with peer.open("org.example.ping") as ping:
             assert ping.Ping("é\U0001f600")["text"] == "é\U0001f600"
@@ -129,3 +130,48 @@ def test_our_client_is_certified_by_the_package_s_service(folder: str) -> None:
     finally:
         process.kill()
         process.communicate()
+
+
+def test_asyncvarlink_s_client_passes_descriptors_to_and_from_our_service(service: str) -> None:
+    done = subprocess.run(
+        [sys.executable, str(HERE / "asyncvarlink_peer.py"), "client", service],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, "ok\n"), done.stderr
+
+
+def test_our_client_passes_descriptors_to_and_from_asyncvarlink_s_service(folder: str) -> None:
+    path = os.path.join(folder, "sock")
+    process = subprocess.Popen(
+        [sys.executable, str(HERE / "asyncvarlink_peer.py"), "server", path],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+    async def main() -> None:
+        peer = await client.connect(path)
+        reading, writing = os.pipe()
+        os.write(writing, b"from the client")
+        os.close(writing)
+        with await peer.call("org.example.files.Read", {"fd": 0}, fds=[reading]) as reply:
+            assert reply.parameters == {"text": "from the client"}
+        os.close(reading)
+        with await peer.call("org.example.files.Open", {"text": "from the service"}) as reply:
+            handle = reply.take_fd(reply.parameters["fd"])
+        assert os.read(handle, 99) == b"from the service"
+        os.close(handle)
+        stream = peer.stream("org.example.files.Count", {"upto": 3})
+        assert [reply.parameters["number"] async for reply in stream] == [0, 1, 2, 3]
+        peer.close()
+
+    try:
+        wait_for(path, process)
+        loop.run(main())
+    finally:
+        output, _ = process.communicate(timeout=30)
+    assert process.returncode == 0, output

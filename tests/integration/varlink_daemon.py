@@ -19,6 +19,15 @@ PING = """interface org.example.ping
 method Ping(text: string) -> (text: string, pid: int)
 """
 
+FILES = """interface org.example.files
+# What can be read from a descriptor.
+method Read(fd: int) -> (text: string)
+# A descriptor from which the text can be read.
+method Open(text: string) -> (fd: int)
+# All numbers from 0 to one.
+method Count(upto: int) -> (number: int)
+"""
+
 ENDPOINT = "io.example.transport"
 FULL = {"bool": False, "int": 2, "float": math.pi, "string": "a lot of string"}
 MAP = {"foo": "Foo", "bar": "Bar"}
@@ -117,6 +126,24 @@ class Ping:
         return {"text": text, "pid": os.getpid()}
 
 
+class Files:
+    async def Read(self, call: Any, fd: int) -> dict[str, Any]:
+        with os.fdopen(call.take_fd(fd)) as file:
+            return {"text": file.read()}
+
+    async def Open(self, call: Any, text: str) -> dict[str, Any]:
+        reading, writing = os.pipe2(os.O_CLOEXEC)
+        os.write(writing, text.encode())
+        os.close(writing)
+        return {"fd": call.give_fd(reading)}
+
+    async def Count(self, call: Any, upto: int) -> dict[str, Any]:
+        call.require_more()
+        for number in range(upto):
+            await call.send({"number": number})
+        return {"number": upto}
+
+
 def certification() -> idl.Interface:
     """The published definition, as the `varlink` package carries it."""
     from importlib.resources import files
@@ -129,6 +156,7 @@ def build(daemon: service.Daemon) -> None:
     handlers: dict[Any, object] = {idl.parse(PING): Ping()}
     if not os.environ.get("PING_ONLY"):
         handlers[certification()] = Certification()
+        handlers[idl.parse(FILES)] = Files()
     daemon.serve_varlink(ENDPOINT, handlers, unit="transport.socket")
 
 
