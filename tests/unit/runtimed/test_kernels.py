@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every kernel at every level against plain numpy, and the levels against each other."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from syntrop.runtimed import _kernels
+from syntrop.runtimed.model.llama import LEVELS, levels
+from syntrop.runtimed.quant import dequantize
+
+_spec = importlib.util.spec_from_file_location("tinymodel_k", Path(__file__).with_name("tinymodel.py"))
+assert _spec is not None and _spec.loader is not None
+tinymodel: Any = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(tinymodel)
+
+ffi, lib = _kernels.ffi, _kernels.lib
+HERE = levels()
+FLOATS = ("F32", "F16", "BF16")
+
+
+def pointer(array: np.ndarray, ctype: str = "float[]") -> Any:
+    return ffi.from_buffer(ctype, array)
+
+
+def matmul(
+    level: str, type: int, shape: tuple[int, int], data: bytes, x: np.ndarray, threads: int = 1
+) -> np.ndarray:
+    rows, cols = shape
+    y = np.full((len(x), rows), np.nan, dtype=np.float32)
+    status = lib.sy_test_matmul(
+        LEVELS[level], threads, type, rows, cols, ffi.from_buffer(data), len(x), pointer(x), pointer(y)
+    )
+    assert status == 0
+    return y
+
+
+def product(type: int, shape: tuple[int, int], data: bytes, x: np.ndarray) -> np.ndarray:
+    weights = dequantize(data, type, (shape[1], shape[0])).astype(np.float64)
+    return x.astype(np.float64) @ weights.T
+
+
+def activations(rng: np.random.Generator, n: int, cols: int) -> np.ndarray:
+    return rng.standard_normal((n, cols)).astype(np.float32)
+
+
+def test_the_processor_runs_at_least_the_reference_level() -> None:
+    assert HERE[0] == "scalar"
+    assert lib.sy_level_best() == LEVELS[HERE[-1]]
+    assert not lib.sy_level_supported(99)
+
+
+@pytest.mark.parametrize("level", HERE)
+@pytest.mark.parametrize("type", tinymodel.TYPES)
+@pytest.mark.parametrize("n", [1, 2, 3, 5, 8, 9, 17])
+def test_products_equal_numpy(level: str, type: str, n: int) -> None:
+    rng = np.random.default_rng(n)
+    shape = (50, 96)  # four panels, the last one not whole
+    data = tinymodel.encode(rng, tinymodel.TYPES[type], *shape)
+    x = activations(rng, n, shape[1])
+    expected = product(tinymodel.TYPES[type], shape, data, x)
+    # Unit variance: 15-bit activations leave errors of about 1e-4, float32 sums of about 1e-6.
+    tolerance = 5e-6 if type in FLOATS else 5e-4
+    np.testing.assert_allclose(matmul(level, tinymodel.TYPES[type], shape, data, x), expected, atol=tolerance)
+
+
+@pytest.mark.parametrize("level", HERE[1:])
+@pytest.mark.parametrize("type", tinymodel.TYPES)
+def test_levels_agree_to_float_rounding(level: str, type: str) -> None:
+    rng = np.random.default_rng(7)
+    shape, number = (64, 512), tinymodel.TYPES[type]
+    data = tinymodel.encode(rng, number, *shape)
+    x = activations(rng, 11, shape[1])
+    np.testing.assert_allclose(
+        matmul(level, number, shape, data, x), matmul("scalar", number, shape, data, x), atol=2e-5
+    )
+
+
+@pytest.mark.parametrize("level", HERE)
+@pytest.mark.parametrize("type", tinymodel.TYPES)
+def test_neither_threads_nor_company_change_a_bit(level: str, type: str) -> None:
+    rng = np.random.default_rng(3)
+    shape, number = (80, 128), tinymodel.TYPES[type]
+    data = tinymodel.encode(rng, number, *shape)
+    x = activations(rng, 13, shape[1])
+    together = matmul(level, number, shape, data, x)
+    assert np.array_equal(together, matmul(level, number, shape, data, x, threads=3))
+    for t in (0, 7, 12):
+        alone = matmul(level, number, shape, data, np.ascontiguousarray(x[t : t + 1]))
+        np.testing.assert_allclose(alone[0], together[t], rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("level", HERE)
+@pytest.mark.parametrize("type", ["Q4_0", "Q4_1", "Q8_0"])
+@pytest.mark.parametrize("code", [0x00, 0x7F, 0x80, 0xFF])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_extreme_codes_do_not_saturate(level: str, type: str, code: int, sign: int) -> None:
+    number, cols = tinymodel.TYPES[type], 256
+    head = {"Q4_0": 1, "Q8_0": 1, "Q4_1": 2}[type]
+    block = np.float16([1.0, -8.0][:head]).tobytes() + bytes([code]) * (32 if type == "Q8_0" else 16)
+    data = block * (16 * cols // 32)
+    x = np.full((5, cols), sign * 3.0, dtype=np.float32)
+    x[1, ::2] *= -1
+    np.testing.assert_allclose(
+        matmul(level, number, (16, cols), data, x), product(number, (16, cols), data, x), rtol=1e-6, atol=0.05
+    )
+
+
+@pytest.mark.parametrize("level", HERE)
+def test_a_block_of_zeros_and_numbers_that_are_none_are_survived(level: str) -> None:
+    rng = np.random.default_rng(5)
+    data = tinymodel.encode(rng, tinymodel.Q4_1, 16, 64)
+    x = np.zeros((4, 64), dtype=np.float32)
+    x[1, 5], x[2, 6], x[3, 0] = np.nan, np.inf, 3e38
+    assert np.array_equal(matmul(level, tinymodel.Q4_1, (16, 64), data, x)[0], np.zeros(16))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    level=st.sampled_from(HERE),
+    type=st.sampled_from(sorted(tinymodel.TYPES)),
+    rows=st.integers(1, 70),
+    blocks=st.integers(1, 6),
+    n=st.integers(1, 20),
+    seed=st.integers(0, 2**32 - 1),
+    spread=st.sampled_from([1e-6, 1.0, 1e4]),
+)
+def test_any_shape(level: str, type: str, rows: int, blocks: int, n: int, seed: int, spread: float) -> None:
+    rng = np.random.default_rng(seed)
+    shape, number = (rows, blocks * 32), tinymodel.TYPES[type]
+    data = tinymodel.encode(rng, number, *shape)
+    x = activations(rng, n, shape[1]) * np.float32(spread)
+    expected = product(number, shape, data, x)
+    np.testing.assert_allclose(matmul(level, number, shape, data, x), expected, atol=1e-3 * spread)
+
+
+def test_rows_that_are_not_whole_blocks_are_refused() -> None:
+    assert lib.sy_packed_bytes(tinymodel.Q8_0, 16, 33) == 0
+    assert lib.sy_packed_bytes(77, 16, 32) == 0
+    assert lib.sy_packed_bytes(tinymodel.F16, 0, 32) == 0
+    assert lib.sy_packed_bytes(tinymodel.F16, 16, 33) == 2 * 16 * 33
+    assert lib.sy_packed_bytes(tinymodel.Q4_1, 17, 64) == 32 * 2 * 20  # rows come in panels of 16
+
+
+@pytest.mark.parametrize("type", tinymodel.TYPES)
+@pytest.mark.parametrize("row", [0, 15, 16, 20])
+def test_one_row_unpacks_to_what_numpy_reads(type: str, row: int) -> None:
+    number = tinymodel.TYPES[type]
+    data = tinymodel.encode(np.random.default_rng(row), number, 21, 64)
+    out = np.empty(64, dtype=np.float32)
+    assert lib.sy_test_row(number, 21, 64, ffi.from_buffer(data), row, pointer(out)) == 0
+    np.testing.assert_allclose(out, dequantize(data, number, (64, 21))[row], rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("level", HERE)
+def test_exp(level: str) -> None:
+    x = np.concatenate(
+        [np.linspace(-90, 88, 4001), [0, -0.0, -1e-30, -87.3, -200, -3e38, -np.inf]]
+    ).astype(np.float32)
+    y = np.empty_like(x)
+    assert lib.sy_test_exp(LEVELS[level], len(x), pointer(x), pointer(y)) == 0
+    expected = np.exp(x.astype(np.float64))
+    np.testing.assert_allclose(y, np.where(x < -87, 0, expected), rtol=3e-7)
+
+
+@pytest.mark.parametrize("level", HERE)
+def test_halves_round_as_ieee_says(level: str) -> None:
+    every = np.arange(65536, dtype=np.uint16).view(np.float16)
+    every = every[~np.isnan(every)].astype(np.float32)
+    with np.errstate(over="ignore"):
+        between = np.concatenate([np.nextafter(every, np.float32(s)) for s in (-np.inf, np.inf)])
+        ties = (every[:-1].astype(np.float64) + every[1:]).astype(np.float32) / 2
+        x = np.concatenate([every, between, ties, np.float32([65519.9, 65520, 1e9, -1e9, 1e-9])])
+        x = np.ascontiguousarray(x[np.isfinite(x)])
+        expected = x.astype(np.float16)
+    half, back = np.empty(len(x), dtype=np.uint16), np.empty_like(x)
+    assert lib.sy_test_half(LEVELS[level], len(x), pointer(x), pointer(half, "uint16_t[]"), pointer(back)) == 0
+    assert np.array_equal(half, expected.view(np.uint16))
+    assert np.array_equal(back, expected.astype(np.float32))
+
+
+@pytest.mark.parametrize("level", HERE)
+@pytest.mark.parametrize("n", [1, 15, 64, 577])
+def test_norm(level: str, n: int) -> None:
+    rng = np.random.default_rng(n)
+    x, weight = activations(rng, 1, n)[0], activations(rng, 1, n)[0]
+    y = np.empty_like(x)
+    assert lib.sy_test_norm(LEVELS[level], n, pointer(x), pointer(weight), 1e-5, pointer(y)) == 0
+    exact = x.astype(np.float64)
+    np.testing.assert_allclose(y, exact / np.sqrt(np.mean(exact**2) + 1e-5) * weight, rtol=2e-6)
