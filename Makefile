@@ -107,8 +107,7 @@ if $(CTL) status >/dev/null 2>&1; then
     $$store
     if [ -n "$$ASK" ]; then exec $(CTL) ask -m "$$MODEL" "$$ASK"; fi
     echo "syntrop is ready: syntropctl status tells who is awake"
-    echo "try: curl -N http://127.0.0.1:32768/v1/chat/completions -H content-type:application/json" \
-        "-d '{\"model\": \"$$MODEL\", \"messages\": [{\"role\": \"user\", \"content\": \"Hello!\"}], \"stream\": true}'"
+    echo "try: $$($(CTL) info --curl)"
 elif [ -n "$$ASK" ]; then
     exec $(CTL) up --quiet --port "$$PORT" --idle 1 -- \
         sh -euc "$$store; exec $(CTL) ask -m \"\$$MODEL\" \"\$$ASK\""

@@ -71,6 +71,7 @@ def parser() -> argparse.ArgumentParser:
 
     one = verbs.add_parser("info", help="tell where this installation keeps things")
     one.add_argument("--json", action="store_true")
+    one.add_argument("--curl", action="store_true", help="print only a curl that asks the running suite")
     one.set_defaults(run=_info)
 
     one = verbs.add_parser("completions", help="print tab completion for a shell")
@@ -164,9 +165,9 @@ def _call(options: argparse.Namespace) -> int:
 
 
 def _info(options: argparse.Namespace) -> int:
-    from syntrop.ctl.status import info
+    from syntrop.ctl.status import curl, info
 
-    return info(options.json)
+    return curl() if options.curl else info(options.json)
 
 
 def _completions(options: argparse.Namespace) -> int:

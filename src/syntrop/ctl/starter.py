@@ -40,6 +40,13 @@ def cache() -> str:
     return os.path.join(base, "syntrop")
 
 
+def curl_command(where: str) -> str:
+    """A curl that asks the starter model; `where` is the URL, with curl's options before it."""
+    messages = '[{"role": "user", "content": "Hello!"}]'
+    body = f'{{"model": "{NAME}", "stream": true, "messages": {messages}}}'
+    return f"curl -N {where}/v1/chat/completions -H content-type:application/json -d '{body}'"
+
+
 def fetch(dest: str | None = None, progress: Progress | None = None) -> str:
     """Path of the model file in folder `dest` (the cache by default), downloading it if it is not there.
 

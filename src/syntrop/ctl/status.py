@@ -173,6 +173,16 @@ async def _call(address: str, method: str, values: dict[str, Any], more: bool) -
     return 0
 
 
+def curl() -> int:
+    """Print a curl for the suite that runs here."""
+    from syntrop.ctl.starter import curl_command
+
+    if not find.settle():
+        return fail("no suite runs here")
+    print(curl_command(f"--unix-socket {paths.endpoint('router.sock')} http://localhost"))
+    return 0
+
+
 def info(as_json: bool) -> int:
     """Where this installation keeps and finds things."""
     from syntrop.ctl import starter

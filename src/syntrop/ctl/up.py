@@ -127,8 +127,9 @@ def _url(listeners: list[Listener]) -> str:
 def _tell(runtime: RuntimeFolder, url: str) -> None:
     print(f"syntrop is ready on {url or 'its sockets'} and in {runtime.endpoints}; Ctrl-C stops it", flush=True)
     if url:
-        body = '{"model": "smollm2:135m", "messages": [{"role": "user", "content": "Hello!"}], "stream": true}'
-        print(f"try: curl -N {url}/v1/chat/completions -H content-type:application/json -d '{body}'", flush=True)
+        from syntrop.ctl.starter import curl_command
+
+        print(f"try: {curl_command(url)}", flush=True)
 
 
 def _tell_json(runtime: RuntimeFolder, url: str) -> None:
