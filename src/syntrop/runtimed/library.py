@@ -39,7 +39,7 @@ class NoRoom(Exception):
 
 
 class Library:
-    """Names and models. `busy` holds the daemon while a model is being loaded."""
+    """Names and models. `busy` holds the daemon while a model is being loaded; `threads` 0 is one a core."""
 
     def __init__(
         self,
@@ -127,19 +127,21 @@ class Library:
 
     async def _load(self, identifier: str, digest: str) -> Loaded:
         from syntrop.runtimed import loading
+        from syntrop.runtimed.processors import cores
 
+        threads = self._threads or cores()
         await self._make_room()
         with await self._call("Open", {"id": digest}) as reply:
             fd, size = reply.take_fd(reply.parameters["fd"]), reply.parameters["size"]
         started = monotonic()
         try:
-            model = await loop.thread(_load, fd, size, identifier, digest, self._threads, self._context_max)
+            model = await loop.thread(_load, fd, size, identifier, digest, threads, self._context_max)
         except loading.LoadError as error:
             raise CannotLoad(str(error)) from None
         self._loaded[digest] = model
         journal.info(
             f"Loaded {identifier}: {model.model.memory_bytes} bytes, {model.model.level}, "
-            f"{self._threads} threads, in {monotonic() - started:.3f} s"
+            f"{threads} threads, in {monotonic() - started:.3f} s"
         )
         return model
 

@@ -36,7 +36,7 @@ class Runtime1:
         self._engine: Engine | None = None
         self._library = Library(
             daemon.busy,
-            threads=settings.threads or _processors(),
+            threads=settings.threads,
             models_max=settings.models_max,
             context_max=settings.context_max,
             timeout=settings.store_timeout_sec,
@@ -228,13 +228,6 @@ class Runtime1:
             raise _failed(str(error)) from None
         except NoRoom as error:
             raise _overloaded(str(error)) from None
-
-
-def _processors() -> int:
-    """Processors that this process may use."""
-    import os
-
-    return len(os.sched_getaffinity(0))
 
 
 def _refuse_unbuilt(**parameters: object) -> None:

@@ -16,7 +16,7 @@ TABLE = (
         "threads",
         int,
         0,
-        "Threads that compute. 0 is one for each processor that this process may use.",
+        "Threads that compute. 0 is one for each core that this process may use.",
         minimum=0,
         maximum=256,
     ),
