@@ -88,10 +88,14 @@ END
     kernels=$(cd "$source" && find setup.py pyproject.toml src/syntrop/runtimed/kernels -name '*.pyc' -o -type f \
         -exec sha256sum {} + | sort | sha256sum | cut -c1-16)
     copy=$tools/source-$kernels
+    for old in "$tools"/source-*; do
+        if [ "$old" != "$copy" ]; then rm -rf "$old"; fi
+    done
     mkdir -p "$copy" "$work/wheels"
     find "$copy" -type f ! -path "$copy/build/temp*" ! -path "$copy/build/lib*.so" -delete
-    (cd "$source" && tar -c --exclude='__pycache__' --exclude='*.so' --exclude='*.egg-info' \
-        pyproject.toml setup.py README.md LICENSE src) | tar -x -C "$copy"
+    tar -c -C "$source" -f "$work/source.tar" --exclude='__pycache__' --exclude='*.so' --exclude='*.egg-info' \
+        pyproject.toml setup.py README.md LICENSE src
+    tar -x -C "$copy" -f "$work/source.tar" --no-same-owner
     "$tools/bin/pip" wheel -q --no-deps --no-build-isolation -w "$work/wheels" "$copy"
 
     # An upgrade starts from what is there: pip then fetches only what the new version asks for.
@@ -122,8 +126,14 @@ END
 # Services first: a socket unit cannot start, and would be left without an owner, while its service runs.
 stop_all() {
     live || return 0
-    for unit in $(printf '%s.service ' $daemons) $sockets syntrop-sockets.target; do
-        if systemctl -q is-active "$unit"; then systemctl stop "$unit"; fi
+    services=
+    for daemon in $daemons; do services="$services $daemon.service"; done
+    for unit in $services $sockets syntrop-sockets.target; do
+        # Not is-active: a crashed daemon that waits for its restart has to go too.
+        case $(systemctl show --value -p ActiveState "$unit") in
+        inactive | failed) ;;
+        *) systemctl stop "$unit" ;;
+        esac
     done
 }
 
