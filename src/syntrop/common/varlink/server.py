@@ -113,7 +113,10 @@ class Call:
                 checked = self.interface.check(self._output, parameters)
             except idl.Mismatch as mismatch:
                 # The handler broke its own contract: ours, not the caller's fault.
-                journal.error(f"{self.method} gave a reply that its interface does not allow: {mismatch.path}")
+                journal.error(
+                    f"{self.method} gave a reply that its interface does not allow: {mismatch.path}",
+                    message_id=journal.INTERNAL_ERROR,
+                )
                 raise InternalError from None
             message: dict[str, Any] = {"parameters": checked}
             if continues:
@@ -367,11 +370,14 @@ class Connection:
                 error.parameters = known[0].check(fields, error.parameters)
                 return error
             except idl.Mismatch as mismatch:
-                journal.error(f"{error.error} does not fit its declaration: {mismatch.path}")
+                journal.error(
+                    f"{error.error} does not fit its declaration: {mismatch.path}",
+                    message_id=journal.INTERNAL_ERROR,
+                )
         elif owner == SERVICE:
             return error  # PermissionDenied and ExpectedMore came later than the published text
         else:
-            journal.error(f"{error.error} is not declared")
+            journal.error(f"{error.error} is not declared", message_id=journal.INTERNAL_ERROR)
         return InternalError()
 
 
