@@ -122,13 +122,16 @@ def built(name: str, make: Callable[[Path], None]) -> Path:
 
 def mirror() -> str:
     """The mirror that the host itself uses."""
-    listed = subprocess.run(
-        ["apt-get", "indextargets", "--format", "$(REPO_URI)"], capture_output=True, text=True, check=True
-    ).stdout.split()
-    plain = [address for address in listed if "security" not in address]
-    if not plain:
-        raise MachineError("the host's apt has no package lists; run apt-get update")
-    return max(set(plain), key=plain.count)
+    for refresh in (False, True):
+        if refresh:
+            subprocess.run(["apt-get", "update", "-qq"], check=True)
+        listed = subprocess.run(
+            ["apt-get", "indextargets", "--format", "$(REPO_URI)"], capture_output=True, text=True, check=True
+        ).stdout.split()
+        plain = [address for address in listed if "security" not in address]
+        if plain:
+            return max(set(plain), key=plain.count)
+    raise MachineError("the host's apt knows no mirror")
 
 
 def release_layer(release: Release) -> Path:
