@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the shared library takes from the host, under a real manager: journal, settings, groups, pressure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+from machine import Machine
+
+UNKNOWN_SETTING = "0d2e4b7a95c64a3f8a1c7be04d9f6172"
+INFO = ["varlinkctl", "info", "/run/syntrop/io.syntrop.Context1"]
+DROP_IN = "/etc/syntrop/contextd.toml.d/50-test.toml"
+PYTHON = "/usr/lib/syntrop/bin/python"
+
+
+def entries(machine: Machine, *matches: str) -> list[dict[str, str]]:
+    told = machine.run(["journalctl", "-b", "-o", "json", "--no-pager", *matches]).stdout
+    return [json.loads(line) for line in told.splitlines()]
+
+
+@pytest.fixture
+def configured(machine: Machine) -> Iterator[Machine]:
+    """contextd asleep, and afterwards without the test's settings."""
+    machine.run("systemctl stop contextd.service; systemctl start syntrop-sockets.target")
+    try:
+        yield machine
+    finally:
+        machine.run(f"rm -f {DROP_IN}; systemctl stop contextd.service; systemctl reset-failed contextd.service")
+        machine.run("systemctl start syntrop-sockets.target")
+
+
+def test_messages_reach_the_journal_with_their_fields(configured: Machine) -> None:
+    configured.write(DROP_IN, "[daemon]\nstop_timeout_sec = 3\nno_such_key = 1\n")
+    configured.run(INFO)
+    (entry,) = entries(configured, f"MESSAGE_ID={UNKNOWN_SETTING}")
+    assert entry["MESSAGE"].startswith(f"{DROP_IN}:3: unknown key 'no_such_key'")
+    assert entry["PRIORITY"] == "4"
+    assert entry["SYSLOG_IDENTIFIER"] == "contextd"
+    assert entry["_SYSTEMD_UNIT"] == "contextd.service"
+    assert entry["_TRANSPORT"] == "journal"  # spoken natively, not parsed from the error output
+
+
+def test_a_wrong_setting_is_a_clear_failure(configured: Machine) -> None:
+    configured.write(DROP_IN, "[daemon]\nconnections_max = 'many'\n")
+    configured.run(["systemctl", "start", "contextd.service"], check=False)
+    assert configured.property("contextd.service", "ExecMainStatus") == "78"
+    told = configured.journal("contextd.service")
+    assert f"{DROP_IN}:2: connections_max must be an integer, not 'many'" in told
+
+
+def test_a_unit_s_group_is_found_and_read(machine: Machine) -> None:
+    machine.run(INFO)
+    script = """
+from syntrop.common import cgroup, psi
+group = cgroup.of_unit("contextd.service")
+print(group.path)
+assert group.unit() == "contextd.service"
+assert [cgroup.of_pid(pid) for pid in group.pids()] == [group]
+assert group.is_populated() and not group.is_frozen()
+assert group.cpu_stat()["usage_usec"] > 0
+assert group.pressure("memory").some.total >= 0
+assert psi.read("cpu").some.total >= 0
+"""
+    path = machine.run_python(script, python=PYTHON).strip()
+    assert path == machine.property("contextd.service", "ControlGroup")
+
+
+def test_a_delegated_subtree_freezes_its_own(machine: Machine) -> None:
+    script = """
+import os
+from syntrop.common import cgroup, loop
+
+async def main():
+    top = cgroup.delegated_subtree()
+    worker = top.child("worker")
+    pid = os.posix_spawn("/bin/sleep", ["sleep", "60"], {})
+    worker.add(pid)
+    await worker.freeze()
+    assert worker.is_frozen() and not top.is_frozen()
+    await worker.thaw()
+    await worker.kill()
+    os.waitpid(pid, 0)
+    worker.remove()
+    print("ok", top.unit())
+
+loop.run(main())
+"""
+    command = ["systemd-run", "--quiet", "--wait", "--pipe", "--unit=host-test", "-p", "Delegate=yes"]
+    done = machine.run([*command, PYTHON, "-I", "-c", script])
+    assert done.stdout == "ok host-test.service\n"
