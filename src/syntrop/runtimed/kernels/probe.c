@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Single kernels, for differential tests. */
 #include <stdlib.h>
+#include <sys/mman.h>
+#include <time.h>
 
 #include "engine.h"
 
@@ -106,5 +108,57 @@ int sy_test_norm(int level, int32_t n, const float *x, const float *weight, floa
     if (!ops)
         return SY_ERR_ARGUMENT;
     ops->norm(x, weight, n, eps, y);
+    return 0;
+}
+
+struct reading {
+    const uint64_t *words;
+    size_t n;
+    _Atomic uint64_t sum; /* keeps the reads from being left out */
+};
+
+static void reading_job(void *p, int thread, int threads)
+{
+    struct reading *job = p;
+    size_t each = job->n / (size_t)threads / 8 * 8, first = each * (size_t)thread;
+    uint64_t sums[8] = {0};
+    for (size_t i = first; i < first + each; i += 8)
+        for (size_t j = 0; j < 8; j++)
+            sums[j] ^= job->words[i + j];
+    for (int j = 0; j < 8; j++)
+        atomic_fetch_xor(&job->sum, sums[j]);
+}
+
+static double seconds(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+int sy_test_read(int threads, size_t bytes, double *rate)
+{
+    *rate = 0;
+    if (threads < 1 || bytes < 4096)
+        return SY_ERR_ARGUMENT;
+    void *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (memory == MAP_FAILED)
+        return SY_ERR_MEMORY;
+    madvise(memory, bytes, MADV_HUGEPAGE);
+    memset(memory, 1, bytes);
+    if (sy_pool_acquire(threads)) {
+        munmap(memory, bytes);
+        return SY_ERR_MEMORY;
+    }
+    struct reading job = {memory, bytes / 8, 0};
+    for (int pass = 0; pass < 6; pass++) {
+        double start = seconds();
+        sy_pool_run(reading_job, &job, threads);
+        double took = seconds() - start;
+        if (took > 0 && (double)bytes / took > *rate)
+            *rate = (double)bytes / took;
+    }
+    sy_pool_release();
+    munmap(memory, bytes);
     return 0;
 }
