@@ -39,6 +39,9 @@ files() {
     for f in "$units"/dbus-1/system.d/*.conf; do say "$f /usr/share/dbus-1/system.d/${f##*/}"; done
 }
 
+# Man pages and completions, which lie in the prefix and are linked to where others look for them.
+shared() { (cd "$1/share" && find . -type f | sed 's|^\./||'); }
+
 # Debian: what building and running need and the host lacks. Elsewhere the build's own errors must do.
 install_packages() {
     [ -z "$destdir" ] && command -v apt-get >/dev/null || return 0
@@ -120,6 +123,8 @@ END
     mkdir -p "$stage/units"
     rm -rf "$stage/units/optional"
     cp -R "$units/optional" "$stage/units/optional"
+    rm -rf "$stage/share"
+    "$python" -B "$source/docs/generate.py" "$stage/share" # man pages and completions; -B: no cache in the clone
     chmod -R u=rwX,go=rX "$stage"
 }
 
@@ -145,6 +150,10 @@ place() {
     mv "$1" "$destdir$prefix"
     rm -rf "$destdir$prefix.old"
     ln -sfn "$prefix/bin/syntropctl" "$destdir/usr/bin/syntropctl"
+    shared "$destdir$prefix" | while read -r file; do
+        install -d -m 755 "$destdir/usr/share/${file%/*}"
+        ln -sfn "$prefix/share/$file" "$destdir/usr/share/$file"
+    done
 }
 
 activate() {
@@ -169,6 +178,9 @@ uninstall() {
     if live; then systemctl stop syntrop-ports.service; fi
     files | while read -r _ to; do rm -f "$destdir$to"; done
     rm -f "$destdir/usr/bin/syntropctl"
+    if [ -d "$destdir$prefix/share" ]; then
+        shared "$destdir$prefix" | while read -r file; do rm -f "$destdir/usr/share/$file"; done
+    fi
     rm -rf "$destdir$prefix"
     if live; then systemctl daemon-reload; fi
     say "removed; models and other state stay in /var/lib/syntrop, settings in /etc/syntrop"

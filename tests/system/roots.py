@@ -52,7 +52,7 @@ BUILD_PACKAGES = (
 )
 CLIENT_PACKAGES = ["openai>=1.60"]
 # What decides about the prefix: the package, its build, and everything that install.sh places.
-INPUTS = ("pyproject.toml", "setup.py", "README.md", "LICENSE", "src", "units")
+INPUTS = ("pyproject.toml", "setup.py", "README.md", "LICENSE", "src", "units", "docs/generate.py")
 KEPT_PREFIXES = 3
 
 

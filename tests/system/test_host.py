@@ -90,3 +90,13 @@ loop.run(main())
     command = ["systemd-run", "--quiet", "--wait", "--pipe", "--unit=host-test", "-p", "Delegate=yes"]
     done = machine.run([*command, PYTHON, "-I", "-c", script])
     assert done.stdout == "ok host-test.service\n"
+
+
+def test_man_pages_and_completions_are_where_others_look(machine: Machine) -> None:
+    for path in (
+        "/usr/share/man/man8/modeld.8",
+        "/usr/share/man/man5/systemd-sentry.toml.5",
+        "/usr/share/bash-completion/completions/routerd",
+        "/usr/share/zsh/vendor-completions/_toold",
+    ):
+        assert machine.run(["readlink", "-e", path]).stdout.startswith("/usr/lib/syntrop/share/")

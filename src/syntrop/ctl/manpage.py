@@ -73,7 +73,6 @@ def daemon_page(daemon: str, summary: str, table: Sequence[Setting], version: st
         "78 for a wrong configuration.",
         ".SH SEE ALSO",
         f".BR {_roff(daemon)}.toml (5),",
-        ".BR syntropctl (1),",
         ".BR systemd.socket (5)",
     ]
     return "\n".join(lines) + "\n"
