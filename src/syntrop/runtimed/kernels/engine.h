@@ -97,12 +97,26 @@ void sy_unpack_row(const sy_matrix *m, int32_t row, float *out);
 int sy_matrix_shape(sy_matrix *m, int type, int32_t rows, int32_t cols);
 
 /* pool.c: one pool for the process, one job at a time. */
-typedef void (*sy_job)(void *arg, int thread, int threads);
+#define SY_MAX_STAGES 16384
+
+/* A thread's walk through the stages of a job. */
+typedef struct {
+    int thread, threads, stage, inside;
+    int32_t claimed;
+    uint64_t job;
+} sy_walk;
+
+typedef void (*sy_job)(void *arg, sy_walk *walk);
+
 int sy_pool_acquire(int threads); /* make sure that many can run; hold the pool */
 int sy_pool_grow(int threads);
 void sy_pool_release(void);
-int sy_pool_run(sy_job job, void *arg, int threads); /* the caller is thread 0; the number that ran */
-void sy_barrier(int threads);
+/* Returns when the job did, with the caller as its thread 0. n_stages: at most SY_MAX_STAGES. */
+void sy_pool_run(sy_job job, void *arg, int threads, int n_stages);
+/* The next items [first, last) of this stage, of `total`; 0 when none are left. */
+int sy_claim(sy_walk *walk, int32_t total, int32_t chunk, int32_t *first, int32_t *last);
+/* Wait until all items are done. 0: the job went on without this thread, which must touch nothing more of it. */
+int sy_stage_end(sy_walk *walk, int32_t total);
 
 static inline float sy_half_to_float(uint16_t h)
 {

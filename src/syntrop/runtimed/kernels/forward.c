@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The llama forward: every layer for a batch of tokens, as one job of the pool.
  *
- * All threads walk the same list of stages and meet at a barrier after each; inside a stage they claim pieces of
- * work from a counter, so that a thread that was preempted does not hold the other up for long. Every number is
- * computed by one thread in an order that depends neither on the claims nor on the other tokens of the batch.
+ * All threads walk the same list of stages and claim pieces of each (pool.c). Every number is computed by one
+ * thread in an order that depends neither on the claims nor on the other tokens of the batch.
  */
 #define _GNU_SOURCE
 #include <math.h>
@@ -48,7 +47,6 @@ struct sy_model {
     sy_acts normed, attended, hidden, last;
     tile *tiles;
     int32_t *wanted;
-    _Atomic int32_t *next; /* claims, a counter a stage */
 
     pthread_mutex_t blocks_mutex;
     uint8_t **blocks; /* by number; NULL: free. Its address never changes, so forwards read without a lock */
@@ -107,7 +105,6 @@ static size_t carve_all(sy_model *m, uint8_t *base)
     carve_acts(&m->last, base, &at, c->n_embd, c->max_logits);
     m->tiles = carve(base, &at, n * sizeof *m->tiles);
     m->wanted = carve(base, &at, (size_t)c->max_logits * 4);
-    m->next = carve(base, &at, ((size_t)c->n_layer * STAGES + 8) * 4);
     m->layers = carve(base, &at, (size_t)c->n_layer * sizeof *m->layers);
     float *norms = carve(base, &at, ((size_t)c->n_layer * 2 + 1) * m->x_stride * 4);
     m->inverse_freq = carve(base, &at, (size_t)c->rope_dim / 2 * sizeof(double));
@@ -126,7 +123,7 @@ sy_model *sy_model_new(const sy_config *c, int level, int threads, size_t weight
     if (!ops || threads < 1 || c->n_layer < 1 || c->n_embd < 1 || c->n_ff < 1 || c->n_vocab < 1 ||
         c->n_head_kv < 1 || c->n_head < c->n_head_kv || c->n_head % c->n_head_kv || c->head_dim < 1 ||
         c->head_dim > MAX_HEAD || c->rope_dim < 0 || c->rope_dim > c->head_dim || c->rope_dim % 2 ||
-        c->max_batch < 1 || c->max_batch % GROUP || c->max_logits < 1)
+        c->n_layer > (SY_MAX_STAGES - 8) / STAGES || c->max_batch < 1 || c->max_batch % GROUP || c->max_logits < 1)
         return NULL;
     sy_model *m = calloc(1, sizeof *m);
     if (!m)
@@ -206,12 +203,13 @@ struct packing {
     const void *src;
 };
 
-static void pack_job(void *p, int thread, int threads)
+static void pack_job(void *p, sy_walk *w)
 {
     struct packing *job = p;
-    int64_t panels = job->m->panels;
-    sy_pack_panels(job->m, job->src, (int32_t)(panels * thread / threads),
-                   (int32_t)(panels * (thread + 1) / threads));
+    int32_t panels = job->m->panels, chunk = panels / (w->threads * 4) + 1, first, last;
+    while (sy_claim(w, panels, chunk, &first, &last))
+        sy_pack_panels(job->m, job->src, first, last);
+    sy_stage_end(w, panels);
 }
 
 static sy_matrix *matrix_of(sy_model *m, int32_t index, int slot)
@@ -253,7 +251,7 @@ int sy_model_matrix(sy_model *m, int32_t index, int slot, int type, int32_t rows
     matrix->data = m->weights + m->weight_used;
     m->weight_used += bytes;
     struct packing job = {matrix, src};
-    sy_pool_run(pack_job, &job, m->threads);
+    sy_pool_run(pack_job, &job, m->threads, 1);
     return 0;
 }
 
@@ -340,31 +338,9 @@ typedef struct {
     const int32_t *const *tables;
 } step;
 
-/* A thread's walk through the stages. */
-typedef struct {
-    const step *s;
-    int stage, threads;
-} walk;
-
-static int claim(walk *w, int32_t total, int32_t chunk, int32_t *first, int32_t *last)
-{
-    int32_t at = atomic_fetch_add_explicit(&w->s->m->next[w->stage], chunk, memory_order_relaxed);
-    if (at >= total)
-        return 0;
-    *first = at;
-    *last = total - at < chunk ? total : at + chunk;
-    return 1;
-}
-
-static void end_stage(walk *w)
-{
-    sy_barrier(w->threads);
-    w->stage++;
-}
-
 /* Pieces of rows of weights: with few tokens the weights are streamed, in long runs; with many, the
    panel is in L1 and one is work enough. */
-static int32_t panel_chunk(const walk *w, int32_t panels, int32_t tokens)
+static int32_t panel_chunk(const sy_walk *w, int32_t panels, int32_t tokens)
 {
     int32_t chunk = panels / (w->threads * 4);
     return tokens > GROUP || chunk < 1 ? 1 : chunk;
@@ -372,36 +348,35 @@ static int32_t panel_chunk(const walk *w, int32_t panels, int32_t tokens)
 
 static int is_float(const sy_matrix *m) { return m->type == SY_F32 || m->type == SY_F16 || m->type == SY_BF16; }
 
-static void normalize(walk *w, sy_acts *a, const float *weight, const int32_t *rows, int32_t n)
+static int normalize(sy_walk *w, const step *s, sy_acts *a, const float *weight, const int32_t *rows, int32_t n)
 {
-    const sy_model *m = w->s->m;
+    const sy_model *m = s->m;
     int32_t first, last;
-    while (claim(w, n, 4, &first, &last))
+    while (sy_claim(w, n, 4, &first, &last))
         for (int32_t t = first; t < last; t++) {
             float *f = a->f + (size_t)t * a->f_stride;
             m->ops->norm(m->x + (size_t)(rows ? rows[t] : t) * m->x_stride, weight, m->c.n_embd, m->c.rms_eps,
                          f);
             m->ops->quantize(f, m->c.n_embd, a, t, 0);
         }
-    end_stage(w);
+    return sy_stage_end(w, n);
 }
 
-static void matmul_add(walk *w, const sy_matrix *matrix, const sy_acts *a, float *out, size_t stride,
+static int matmul_add(sy_walk *w, const step *s, const sy_matrix *matrix, const sy_acts *a, float *out, size_t stride,
                        int32_t n, int add)
 {
     int32_t first, last;
-    while (claim(w, matrix->panels, panel_chunk(w, matrix->panels, n), &first, &last))
+    while (sy_claim(w, matrix->panels, panel_chunk(w, matrix->panels, n), &first, &last))
         for (int32_t p = first; p < last; p++)
-            w->s->m->ops->matmul(matrix, p, a, 0, n, out + (size_t)p * PANEL, stride, add);
-    end_stage(w);
+            s->m->ops->matmul(matrix, p, a, 0, n, out + (size_t)p * PANEL, stride, add);
+    return sy_stage_end(w, matrix->panels);
 }
 
-static void embed(walk *w)
+static int embed(sy_walk *w, const step *s)
 {
-    const step *s = w->s;
     const sy_model *m = s->m;
     int32_t first, last, pairs = m->c.rope_dim / 2;
-    while (claim(w, s->n, 4, &first, &last))
+    while (sy_claim(w, s->n, 4, &first, &last))
         for (int32_t t = first; t < last; t++) {
             sy_unpack_row(&m->embed, s->tokens[t], m->x + (size_t)t * m->x_stride);
             float *cos_sin = m->cos_sin + (size_t)t * m->c.rope_dim;
@@ -411,15 +386,15 @@ static void embed(walk *w)
                 cos_sin[2 * i + 1] = (float)sin(angle);
             }
         }
-    end_stage(w);
+    return sy_stage_end(w, s->n);
 }
 
-static void project_qkv(walk *w, const layer *l)
+static int project_qkv(sy_walk *w, const step *s, const layer *l)
 {
-    const sy_model *m = w->s->m;
+    const sy_model *m = s->m;
     const sy_matrix *q = &l->matrix[SY_ATTN_Q], *k = &l->matrix[SY_ATTN_K], *v = &l->matrix[SY_ATTN_V];
-    int32_t total = q->panels + k->panels + v->panels, first, last, n = w->s->n;
-    while (claim(w, total, panel_chunk(w, total, n), &first, &last))
+    int32_t total = q->panels + k->panels + v->panels, first, last, n = s->n;
+    while (sy_claim(w, total, panel_chunk(w, total, n), &first, &last))
         for (int32_t i = first; i < last; i++) {
             const sy_matrix *matrix = q;
             float *out = m->q;
@@ -434,7 +409,7 @@ static void project_qkv(walk *w, const layer *l)
             }
             m->ops->matmul(matrix, p, &m->normed, 0, n, out + (size_t)p * PANEL, stride, 0);
         }
-    end_stage(w);
+    return sy_stage_end(w, total);
 }
 
 static size_t key_offset(const sy_model *m, int32_t index, int32_t head)
@@ -448,12 +423,11 @@ static size_t value_offset(const sy_model *m, size_t key)
     return key + (size_t)m->head_pad * SY_BLOCK * (m->c.kv_f32 ? 4 : 2);
 }
 
-static void rotate_and_store(walk *w, int32_t index)
+static int rotate_and_store(sy_walk *w, const step *s, int32_t index)
 {
-    const step *s = w->s;
     const sy_model *m = s->m;
     int32_t first, last, dim = m->c.head_dim, pairs = m->c.rope_dim / 2;
-    while (claim(w, s->n, 4, &first, &last))
+    while (sy_claim(w, s->n, 4, &first, &last))
         for (int32_t t = first; t < last; t++) {
             const float *cos_sin = m->cos_sin + (size_t)t * m->c.rope_dim;
             float *q = m->q + (size_t)t * m->q_stride, *k = m->k + (size_t)t * m->kv_stride;
@@ -468,18 +442,17 @@ static void rotate_and_store(walk *w, int32_t index)
                                  k + h * dim, v + h * dim, dim, m->head_pad, m->c.kv_f32);
             }
         }
-    end_stage(w);
+    return sy_stage_end(w, s->n);
 }
 
-static void attend(walk *w, int32_t index)
+static int attend(sy_walk *w, const step *s, int32_t index)
 {
-    const step *s = w->s;
     sy_model *m = s->m;
     int32_t dim = m->c.head_dim, group = m->c.n_head / m->c.n_head_kv;
     int32_t heads = group < ATTEND_ROWS ? group : ATTEND_ROWS, parts = (group + heads - 1) / heads;
     int32_t units = s->n_tiles * m->c.n_head_kv * parts, first, last;
     int whole = (heads * dim) % QBLOCK == 0 && (group * dim) % QBLOCK == 0;
-    while (claim(w, units, 1, &first, &last)) {
+    while (sy_claim(w, units, 1, &first, &last)) {
         int32_t unit = units - 1 - first; /* the longest contexts first: no long piece is left for the end */
         const tile *tl = &m->tiles[unit / (m->c.n_head_kv * parts)];
         int32_t kv = unit / parts % m->c.n_head_kv, head = kv * group + unit % parts * heads;
@@ -508,26 +481,28 @@ static void attend(walk *w, int32_t index)
                 m->ops->quantize(a.out + (size_t)t * a.out_stride, count * dim, &m->attended, tl->token + t,
                                  head * dim / QBLOCK);
     }
-    end_stage(w);
-    if (!whole) { /* a block of 32 spans heads of different pieces */
-        while (claim(w, s->n, 4, &first, &last))
-            for (int32_t t = first; t < last; t++)
-                m->ops->quantize(m->attended.f + (size_t)t * m->attended.f_stride,
-                                 m->attended.blocks * QBLOCK, &m->attended, t, 0);
-        end_stage(w);
-    }
+    if (!sy_stage_end(w, units))
+        return 0;
+    if (whole)
+        return 1;
+    /* A block of 32 spans heads of different pieces. */
+    while (sy_claim(w, s->n, 4, &first, &last))
+        for (int32_t t = first; t < last; t++)
+            m->ops->quantize(m->attended.f + (size_t)t * m->attended.f_stride, m->attended.blocks * QBLOCK,
+                             &m->attended, t, 0);
+    return sy_stage_end(w, s->n);
 }
 
 /* Two panels of gate and of up give 32 columns of hidden activations: a whole block, quantised on the spot. */
-static void gate_up(walk *w, const layer *l)
+static int gate_up(sy_walk *w, const step *s, const layer *l)
 {
-    sy_model *m = w->s->m;
+    sy_model *m = s->m;
     const sy_matrix *gate = &l->matrix[SY_FFN_GATE], *up = &l->matrix[SY_FFN_UP];
-    int32_t pairs = (gate->panels + 1) / 2, n = w->s->n, first, last;
+    int32_t pairs = (gate->panels + 1) / 2, n = s->n, first, last;
     int keep = is_float(&l->matrix[SY_FFN_DOWN]);
     float g[FFN_TOKENS * QBLOCK] __attribute__((aligned(64)));
     float u[FFN_TOKENS * QBLOCK] __attribute__((aligned(64)));
-    while (claim(w, pairs, panel_chunk(w, pairs, n), &first, &last))
+    while (sy_claim(w, pairs, panel_chunk(w, pairs, n), &first, &last))
         for (int32_t pair = first; pair < last; pair++)
             for (int32_t t0 = 0; t0 < n; t0 += FFN_TOKENS) {
                 int32_t t1 = n - t0 < FFN_TOKENS ? n : t0 + FFN_TOKENS;
@@ -552,33 +527,32 @@ static void gate_up(walk *w, const layer *l)
                         m->ops->quantize(h, QBLOCK, &m->hidden, t, pair);
                 }
             }
-    end_stage(w);
+    return sy_stage_end(w, pairs);
 }
 
-static void run(void *p, int thread, int threads)
+static int run_layer(sy_walk *w, const step *s, int32_t i)
 {
-    walk w = {p, 0, threads};
-    sy_model *m = w.s->m;
-    int32_t n = w.s->n;
-    (void)thread;
-    embed(&w);
-    for (int32_t i = 0; i < m->c.n_layer; i++) {
-        const layer *l = &m->layers[i];
-        w.stage = 1 + i * STAGES;
-        normalize(&w, &m->normed, l->norm[SY_ATTN_NORM], NULL, n);
-        project_qkv(&w, l);
-        rotate_and_store(&w, i);
-        attend(&w, i);
-        matmul_add(&w, &l->matrix[SY_ATTN_O], &m->attended, m->x, m->x_stride, n, 1);
-        normalize(&w, &m->normed, l->norm[SY_FFN_NORM], NULL, n);
-        gate_up(&w, l);
-        matmul_add(&w, &l->matrix[SY_FFN_DOWN], &m->hidden, m->x, m->x_stride, n, 1);
-    }
-    if (w.s->n_wanted) {
-        w.stage = 1 + m->c.n_layer * STAGES;
-        normalize(&w, &m->last, m->output_norm, m->wanted, w.s->n_wanted);
-        matmul_add(&w, &m->output, &m->last, m->logits, m->logits_stride, w.s->n_wanted, 0);
-    }
+    sy_model *m = s->m;
+    const layer *l = &m->layers[i];
+    int32_t n = s->n;
+    return normalize(w, s, &m->normed, l->norm[SY_ATTN_NORM], NULL, n) && project_qkv(w, s, l) &&
+           rotate_and_store(w, s, i) && attend(w, s, i) &&
+           matmul_add(w, s, &l->matrix[SY_ATTN_O], &m->attended, m->x, m->x_stride, n, 1) &&
+           normalize(w, s, &m->normed, l->norm[SY_FFN_NORM], NULL, n) && gate_up(w, s, l) &&
+           matmul_add(w, s, &l->matrix[SY_FFN_DOWN], &m->hidden, m->x, m->x_stride, n, 1);
+}
+
+static void run(void *p, sy_walk *w)
+{
+    const step *s = p;
+    sy_model *m = s->m;
+    if (!embed(w, s))
+        return;
+    for (int32_t i = 0; i < m->c.n_layer; i++)
+        if (!run_layer(w, s, i))
+            return;
+    if (s->n_wanted && normalize(w, s, &m->last, m->output_norm, m->wanted, s->n_wanted))
+        matmul_add(w, s, &m->output, &m->last, m->logits, m->logits_stride, s->n_wanted, 0);
 }
 
 static int complete(const sy_model *m)
@@ -635,9 +609,7 @@ int sy_forward(sy_model *m, int32_t n, const int32_t *tokens, const int32_t *pos
     if (result == 0) {
         m->normed.lanes = m->attended.lanes = m->hidden.lanes = n == 1 ? 1 : GROUP;
         m->last.lanes = s.n_wanted == 1 ? 1 : GROUP;
-        for (int32_t i = 0; i < m->c.n_layer * STAGES + 8; i++)
-            atomic_store_explicit(&m->next[i], 0, memory_order_relaxed);
-        sy_pool_run(run, &s, m->threads);
+        sy_pool_run(run, &s, m->threads, m->c.n_layer * STAGES + 3);
     }
     pthread_mutex_unlock(&m->busy);
     return result;

@@ -14,12 +14,14 @@ struct product {
     float *out;
 };
 
-static void product_job(void *p, int thread, int threads)
+static void product_job(void *p, sy_walk *w)
 {
     struct product *job = p;
-    for (int32_t panel = thread; panel < job->m->panels; panel += threads)
-        job->ops->matmul(job->m, panel, job->a, 0, job->n, job->out + (size_t)panel * PANEL,
-                         (size_t)job->m->panels * PANEL, 0);
+    int32_t first, last, panels = job->m->panels;
+    while (sy_claim(w, panels, 1, &first, &last))
+        job->ops->matmul(job->m, first, job->a, 0, job->n, job->out + (size_t)first * PANEL,
+                         (size_t)panels * PANEL, 0);
+    sy_stage_end(w, panels);
 }
 
 static void *space(size_t bytes)
@@ -55,7 +57,7 @@ int sy_test_matmul(int level, int threads, int type, int32_t rows, int32_t cols,
         for (int32_t t = 0; t < n; t++)
             ops->quantize(a.f + (size_t)t * (size_t)cols, a.blocks * QBLOCK, &a, t, 0);
         struct product job = {ops, &m, &a, n, out};
-        sy_pool_run(product_job, &job, threads);
+        sy_pool_run(product_job, &job, threads, 1);
         for (int32_t t = 0; t < n; t++)
             memcpy(y + (size_t)t * (size_t)rows, out + (size_t)t * (size_t)m.panels * PANEL, (size_t)rows * 4);
     }
@@ -117,16 +119,18 @@ struct reading {
     _Atomic uint64_t sum; /* keeps the reads from being left out */
 };
 
-static void reading_job(void *p, int thread, int threads)
+static void reading_job(void *p, sy_walk *w)
 {
     struct reading *job = p;
-    size_t each = job->n / (size_t)threads / 8 * 8, first = each * (size_t)thread;
     uint64_t sums[8] = {0};
-    for (size_t i = first; i < first + each; i += 8)
-        for (size_t j = 0; j < 8; j++)
-            sums[j] ^= job->words[i + j];
+    int32_t pages = (int32_t)(job->n / 512), first, last;
+    while (sy_claim(w, pages, 256, &first, &last))
+        for (size_t i = (size_t)first * 512; i < (size_t)last * 512; i += 8)
+            for (size_t j = 0; j < 8; j++)
+                sums[j] ^= job->words[i + j];
     for (int j = 0; j < 8; j++)
         atomic_fetch_xor(&job->sum, sums[j]);
+    sy_stage_end(w, pages);
 }
 
 static double seconds(void)
@@ -153,7 +157,7 @@ int sy_test_read(int threads, size_t bytes, double *rate)
     struct reading job = {memory, bytes / 8, 0};
     for (int pass = 0; pass < 6; pass++) {
         double start = seconds();
-        sy_pool_run(reading_job, &job, threads);
+        sy_pool_run(reading_job, &job, threads, 1);
         double took = seconds() - start;
         if (took > 0 && (double)bytes / took > *rate)
             *rate = (double)bytes / took;
