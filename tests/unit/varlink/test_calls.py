@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import socket
+import subprocess
+import sys
 import time
 from typing import Any
 
@@ -445,5 +447,47 @@ def test_a_ping_of_1_mib_is_quick_and_time_grows_with_size() -> None:
         assert eight / one < 24, (one, eight)
         print(f"round trip of 1 MiB: {one * 1000:.1f} ms, of 8 MiB: {eight * 1000:.1f} ms")
         client.close()
+
+    run(main)
+
+
+# Processes that never pause: data is always there, and what is written always read, so that the server need
+# not wait for them once. They work on a descriptor that they inherit.
+GREEDY = r"""
+import socket, sys, threading
+sock = socket.socket(fileno=int(sys.argv[1]))
+sock.setblocking(True)
+note = b'{"method":"org.example.calls.Note","parameters":{"text":"x"},"oneway":true}\0'
+endless = b'{"method":"org.example.calls.Endless","more":true}\0'
+if sys.argv[2] == "sends":
+    while True: sock.sendall(note * 2000)
+sock.sendall(note + endless)
+while sock.recv(1 << 20): pass
+"""
+
+
+@pytest.mark.parametrize("how", ["sends", "reads"])
+def test_a_greedy_caller_does_not_starve_the_others(how: str) -> None:
+    async def main() -> None:
+        handler = Handler()
+        server = server_of(IDL, handler)
+        greedy, other = Raw(server), Raw(server)
+        fd = greedy.socket.fileno()
+        process = subprocess.Popen([sys.executable, "-c", GREEDY, str(fd), how], pass_fds=[fd])
+        try:
+            while not handler.notes:
+                await loop.sleep(0.01)
+            for _ in range(20):
+                begun = time.monotonic()
+                assert await other.ask(NAME + "Add", {"a": 1}) == {"parameters": {"sum": 41}}
+                assert time.monotonic() - begun < 1.0
+            assert len(handler.notes) + handler.sent > 100
+        finally:
+            process.kill()
+            process.wait()
+        greedy.close()
+        other.close()
+        while server._connections:  # what had arrived of the flood is still done
+            await loop.sleep(0.01)
 
     run(main)
