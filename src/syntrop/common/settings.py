@@ -153,7 +153,7 @@ COMMON: tuple[Setting, ...] = (
         "idle_exit_sec",
         float,
         30.0,
-        "Exit after this long with nothing in flight. The next connection starts the daemon again.",
+        "Exit after this long with nothing in flight; 0 keeps the daemon. The next connection starts it again.",
         unit="seconds",
         minimum=0.0,
         environment="SYNTROP_IDLE_EXIT_SEC",
