@@ -35,9 +35,11 @@ def parse_object(body: bytes) -> Fields:
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     value = dict(pairs)
     if len(value) != len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise BadRequest(f"The field {twice!r} is given twice.", param=twice)
+        seen: set[str] = set()
+        for name, _ in pairs:
+            if name in seen:
+                raise BadRequest(f"The field {name!r} is given twice.", param=name)
+            seen.add(name)
     return value
 
 
