@@ -61,3 +61,17 @@ def test_without_stop_strings_nothing_is_held() -> None:
 def test_the_match_that_ends_first_wins_the_longest_of_those() -> None:
     assert run(["abcX", "bc"], ["abcX"]) == (["a"], "bc")
     assert run(["c", "abc"], ["abc"]) == ([""], "abc")
+
+
+def test_long_stop_strings_cost_no_more_than_their_length() -> None:
+    import tracemalloc
+
+    stops = [f"{i:02}" + "a" * 4094 for i in range(64)]
+    tracemalloc.start()
+    matcher = StopStrings(stops)
+    assert matcher.feed("b00" + "a" * 4093) == "b"
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 16 << 20, "every beginning of every stop string would be 530 MB"
+    assert matcher.feed("c") == "00" + "a" * 4093 + "c"
+    assert run(["aab"], ["a" * 20 + "b"]) == (["a" * 18], "aab")
