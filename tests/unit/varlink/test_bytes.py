@@ -11,6 +11,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from varlink_pair import Raw, run, server_of
 
+from syntrop.common import loop
+
 IDL = """interface org.example.bytes
 type Nested (inner: ?Nested)
 method Ping(text: string) -> (text: string)
@@ -223,6 +225,25 @@ def test_a_caller_that_leaves_in_the_middle_leaves_nothing_behind() -> None:
             await raw.send(PING[:length])
             raw.close()
         await still_serves(server)
+
+    run(main)
+
+
+def test_a_message_that_is_never_completed_does_not_hold_its_connection() -> None:
+    async def main() -> None:
+        server = server_of(IDL, Handler(), receive_timeout=0.1)
+        raw = Raw(server)
+        assert await raw.ask("org.example.bytes.Ping", {"text": "x"}) == PONG
+        await raw.send(PING[:9])
+        assert await raw.reply() is None
+        raw.close()
+        patient = Raw(server)
+        await loop.sleep(0.3)
+        await patient.send(PING + PING[:9])
+        assert await patient.reply() == PONG
+        await patient.send(PING[9:])
+        assert await patient.reply() == PONG
+        patient.close()
 
     run(main)
 

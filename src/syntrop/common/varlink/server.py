@@ -37,6 +37,7 @@ CONNECTIONS_MAX = 4096
 CONNECTIONS_PER_UID = 1024
 SEND_TIMEOUT = 45.0  # seconds without progress after which a slow reader is given up, as in sd-varlink
 STEPS = 32  # calls or replies of one connection in a row, about 2 ms of small ones
+RECEIVE_TIMEOUT = 45.0  # seconds in which a message that has begun is to be whole: half a call holds no daemon
 SERVICE = "org.varlink.service"
 
 
@@ -168,9 +169,11 @@ class Server:
         connections_max: int = CONNECTIONS_MAX,
         connections_per_uid: int = CONNECTIONS_PER_UID,
         send_timeout: float = SEND_TIMEOUT,
+        receive_timeout: float = RECEIVE_TIMEOUT,
     ) -> None:
         self.identity = identity
         self.send_timeout = send_timeout
+        self.receive_timeout = receive_timeout
         self.interfaces: dict[str, tuple[Interface, object]] = {}
         for key, handler in {SERVICE: _Service(self), **handlers}.items():
             interface = idl.load(key) if isinstance(key, str) else key
@@ -261,7 +264,7 @@ class Connection:
         wire = self._wire
         try:
             while True:
-                received = await wire.receive()
+                received = await wire.receive(self.server.receive_timeout)
                 if received is None:
                     return
                 self.calling = True

@@ -86,16 +86,23 @@ class Wire:
         """Nothing has arrived that was not taken."""
         return not self._messages and self._framer.pending == 0
 
-    async def receive(self) -> tuple[bytes, list[int]] | None:
+    async def receive(self, timeout: float | None = None) -> tuple[bytes, list[int]] | None:
         """The next message and its descriptors, which the caller owns now; None when the peer has ended.
 
-        Raises MessageTooLong, Malformed and ConnectionLost.
+        `timeout` (seconds) is how long the rest of a message may take that has begun; for its beginning we wait
+        as long as it takes. Raises MessageTooLong, Malformed, ConnectionLost and TimeoutError.
         """
-        while not self._messages:
+        while not self._messages and self._framer.pending == 0:
             if self.eof:
                 return None
             if not self.read():
                 await loop.readable(self.fd)
+        with loop.deadline(timeout):
+            while not self._messages:
+                if self.eof:
+                    return None
+                if not self.read():
+                    await loop.readable(self.fd)
         return self._messages.popleft()
 
     def read(self) -> bool:
