@@ -105,12 +105,12 @@ fi
 store='$(CTL) models fetch-starter --import'
 if $(CTL) status >/dev/null 2>&1; then
     $$store
-    if [ -n "$$ASK" ]; then exec $(CTL) ask -m "$$MODEL" "$$ASK"; fi
+    if [ -n "$$ASK" ]; then exec $(CTL) ask -m "$$MODEL" -- "$$ASK"; fi
     echo "syntrop is ready: syntropctl status tells who is awake"
     echo "try: $$($(CTL) info --curl)"
 elif [ -n "$$ASK" ]; then
     exec $(CTL) up --quiet --port "$$PORT" --idle 1 -- \
-        sh -euc "$$store; exec $(CTL) ask -m \"\$$MODEL\" \"\$$ASK\""
+        sh -euc "$$store; exec $(CTL) ask -m \"\$$MODEL\" -- \"\$$ASK\""
 else
     $(CTL) up --quiet --port 0 --idle 0.2 -- $$store
     exec $(CTL) up --port "$$PORT"
