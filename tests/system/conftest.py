@@ -61,15 +61,6 @@ def model() -> Path:
     return Path(starter.fetch())
 
 
-def set_idle(machine: Machine, daemon: str, seconds: float) -> None:
-    """Give a daemon, or with `*` every daemon, its idle time from the next start on."""
-    names = [one.name for one in suite.DAEMONS] if daemon == "*" else [daemon]
-    for name in names:
-        text = f"[Service]\nEnvironment=SYNTROP_IDLE_EXIT_SEC={seconds}\n"
-        machine.write(f"/run/systemd/system/{name}.service.d/idle.conf", text)
-    machine.run("systemctl daemon-reload")
-
-
 def booted(roots: Roots, model: Path) -> Iterator[Machine]:
     binds = [(str(model), suite.MODEL_FILE, True), (str(HERE.parents[1]), "/src", True)]
     with Machine(roots.layers(), binds=binds, name=f"syntrop-{roots.release.name}") as machine:

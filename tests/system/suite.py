@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from machine import Machine
+
 
 @dataclass(frozen=True)
 class Endpoint:
@@ -77,3 +79,12 @@ with socket.socket(socket.AF_UNIX) as connection:
         reply += chunk
 print(reply[:-1].decode())
 """
+
+
+def set_idle(machine: Machine, daemon: str, seconds: float) -> None:
+    """Give a daemon, or with `*` every daemon, its idle time from the next start on."""
+    names = [one.name for one in DAEMONS] if daemon == "*" else [daemon]
+    for name in names:
+        text = f"[Service]\nEnvironment=SYNTROP_IDLE_EXIT_SEC={seconds}\n"
+        machine.write(f"/run/systemd/system/{name}.service.d/idle.conf", text)
+    machine.run("systemctl daemon-reload")

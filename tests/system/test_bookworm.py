@@ -7,9 +7,7 @@ import json
 
 import pytest
 from machine import Machine
-from suite import CALL, DAEMONS, ENDPOINTS, IMPORT, MODEL, TCP, Daemon
-
-from conftest import set_idle
+from suite import CALL, DAEMONS, ENDPOINTS, IMPORT, MODEL, TCP, Daemon, set_idle
 
 
 def test_the_release(bookworm: Machine) -> None:

@@ -8,9 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 from machine import Machine
-from suite import IMPORT, MODEL, MODEL_FILE, TCP
-
-from conftest import set_idle
+from suite import IMPORT, MODEL, MODEL_FILE, TCP, set_idle
 
 SOCKET = "/run/syntrop/router.sock"
 CURL = {

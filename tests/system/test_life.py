@@ -9,9 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 from machine import Machine
-from suite import CALL, DAEMONS, IMPORT, MODEL
-
-from conftest import set_idle
+from suite import CALL, DAEMONS, IMPORT, MODEL, set_idle
 
 CONTEXT = "/run/syntrop/io.syntrop.Context1"
 

@@ -12,7 +12,7 @@ import json
 import re
 import statistics
 import sys
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -46,6 +46,10 @@ class Result:
     @property
     def bar(self) -> float:
         return RATIO_BARS.get(self.name, CONTROL_BAR)
+
+    @property
+    def kept(self) -> bool:
+        return self.ratio <= self.bar and (self.name != "routerd" or self.rss <= ROUTERD_RSS_BAR)
 
 
 def twin(daemon: Daemon) -> tuple[str, str]:
@@ -97,11 +101,10 @@ def report(passes: list[float], results: list[Result], rounds: int, systemd: str
     print(f"{'daemon':15} {'cold':>24} {'echo':>24} {'ratio':>6} {'bar':>5} {'RSS':>6} {'PSS':>6}")
     good = True
     for one in results:
-        kept = one.ratio <= one.bar and (one.name != "routerd" or one.rss <= ROUTERD_RSS_BAR)
-        good = good and kept
+        good = good and one.kept
         print(
             f"{one.name:15} {spread(one.times):>24} {spread(one.echo):>24} {one.ratio:6.2f} {one.bar:5.1f}"
-            f" {one.rss:6.1f} {one.pss:6.1f}{'' if kept else '  MISSED'}"
+            f" {one.rss:6.1f} {one.pss:6.1f}{'' if one.kept else '  MISSED'}"
         )
     return good
 
@@ -110,13 +113,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("daemon", nargs="*", help="only these daemons")
+    parser.add_argument("--json", action="store_true", help="every value instead of the table")
     options = parser.parse_args()
     with Machine(Roots(TRIXIE).layers(), binds=[(str(TREE), "/src", True)], name="syntrop-bench") as machine:
         passes, results = measure(machine, options.rounds, set(options.daemon))
         version = re.match(r"systemd \d+", machine.run("systemctl --version").stdout)
         assert version is not None
-        good = report(passes, results, options.rounds, version[0])
-    return 0 if good else 1
+    if options.json:
+        print(json.dumps({"systemd": version[0], "pass": passes, "daemons": [asdict(one) for one in results]}))
+        return 0 if all(one.kept for one in results) else 1
+    return 0 if report(passes, results, options.rounds, version[0]) else 1
 
 
 if __name__ == "__main__":
