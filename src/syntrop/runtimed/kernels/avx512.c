@@ -11,6 +11,7 @@
 #define QK_ROWS 8
 #define PV_ROWS 4
 #define PV_VECS 4
+#define UNROLL _Pragma("GCC unroll 8") /* or the sums of a tile would live in memory */
 
 typedef float vf __attribute__((vector_size(4 * VL)));
 typedef int32_t vi __attribute__((vector_size(4 * VL)));
@@ -25,6 +26,16 @@ static inline void store_half(uint16_t *p, vf v)
     _mm256_storeu_si256((__m256i *)p,
                         _mm512_cvtps_ph((__m512)v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 }
+
+static inline vf larger(vf a, vf b) { return (vf)_mm512_max_ps((__m512)a, (__m512)b); }
+
+static inline float sum(vf v) { return _mm512_reduce_add_ps((__m512)v); }
+
+static inline float largest(vf v) { return _mm512_reduce_max_ps((__m512)v); }
+
+static inline int32_t sum_int(vi v) { return _mm512_reduce_add_epi32((__m512i)v); }
+
+static inline void narrow(int8_t *p, vi v) { _mm_storeu_si128((__m128i *)p, _mm512_cvtepi32_epi8((__m512i)v)); }
 
 static inline __m512i word(const int8_t *q)
 {
@@ -46,7 +57,7 @@ static inline __attribute__((always_inline)) void tile(const uint8_t *w, const i
     const int32_t *neg = x->neg + at * L + lane;
     const __m512i low = _mm512_set1_epi8(15);
     __m512 acc[GROUP];
-    for (int i = 0; i < T; i++)
+    UNROLL for (int i = 0; i < T; i++)
         acc[i] = _mm512_setzero_ps();
     for (int32_t b = 0; b < x->blocks; b++) {
         const uint8_t *codes = w + PANEL * (type == SY_Q4_1 ? 4 : 2);
@@ -65,7 +76,7 @@ static inline __attribute__((always_inline)) void tile(const uint8_t *w, const i
         __m512 minimum = _mm512_setzero_ps();
         if (type == SY_Q4_1)
             minimum = _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(w + PANEL * 2)));
-        for (int i = 0; i < T; i++) {
+        UNROLL for (int i = 0; i < T; i++) {
             const int8_t *high = q + i * 4, *low_plane = high + QBLOCK * L;
             __m512i sum = _mm512_setzero_si512(), rest = _mm512_setzero_si512();
             if (type == SY_Q4_0) /* codes are stored plus 8, or plus 128 */
@@ -103,7 +114,7 @@ static inline __attribute__((always_inline)) void tile(const uint8_t *w, const i
         s += L;
         neg += L;
     }
-    for (int i = 0; i < T; i++)
+    UNROLL for (int i = 0; i < T; i++)
         if (i < count) {
             float *to = out + (size_t)i * stride;
             _mm512_storeu_ps(to, add ? _mm512_add_ps(_mm512_loadu_ps(to), acc[i]) : acc[i]);

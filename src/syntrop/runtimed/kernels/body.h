@@ -4,6 +4,8 @@
  *   VL                    floats in a register (4, 8, 16), and LEVEL(name), its suffix;
  *   vf, vi                VL floats, VL int32;
  *   load_half, store_half conversion of VL halves (round to nearest even);
+ *   larger, narrow        the maximum of two registers; VL small int32 to bytes in memory;
+ *   sum, largest, sum_int over the lanes of a register;
  *   QK_ROWS, PV_ROWS, PV_VECS  the register tile of attention;
  *   matmul_quantized      the kernel of the quantised types, the reason why levels exist.
  */
@@ -19,27 +21,10 @@ INLINE vf load(const float *p) { return *(const vf_any *)p; }
 INLINE void store(float *p, vf v) { *(vf_any *)p = v; }
 INLINE vf splat(float x) { return x - (vf){0}; }
 INLINE vf choose(vi mask, vf a, vf b) { return (vf)(((vi)a & mask) | ((vi)b & ~mask)); }
-INLINE vf larger(vf a, vf b) { return choose(a > b, a, b); }
 INLINE vf magnitude(vf a) { return (vf)((vi)a & 0x7fffffff); }
 INLINE vf load_bf16(const uint16_t *p)
 {
     return (vf)(__builtin_convertvector(*(const vh_any *)p, vu) << 16);
-}
-
-INLINE float sum(vf v)
-{
-    float total = 0;
-    for (int i = 0; i < VL; i++)
-        total += v[i];
-    return total;
-}
-
-INLINE float largest(vf v)
-{
-    float top = v[0];
-    for (int i = 1; i < VL; i++)
-        top = v[i] > top ? v[i] : top;
-    return top;
 }
 
 /* Round to nearest even, for |x| < 2^22: the adder does it when the unit of the last place is 1. */
@@ -118,19 +103,15 @@ static void body_quantize(const float *x, int32_t n, sy_acts *a, int32_t t, int3
         int8_t high[QBLOCK], low[QBLOCK];
         vi total = {0};
         for (int i = 0; i < QBLOCK; i += VL) {
-            vi code = round_int(load(x + i) * inverse);
+            /* In range by arithmetic, but for what NaN and infinity lead to: `larger` takes its second side then. */
+            vf scaled = larger(load(x + i) * inverse, splat(-ACT_MAX));
+            vi code = round_int(-larger(-scaled, splat(-ACT_MAX)));
             vi upper = (code + (1 << (ACT_SHIFT - 1))) >> ACT_SHIFT;
-            /* Fits by arithmetic; what NaN and infinity turn into is cut to bytes, whatever it is. */
-            typedef int8_t vb __attribute__((vector_size(VL)));
-            vb h = __builtin_convertvector(upper, vb);
-            vb l = __builtin_convertvector(code - (upper << ACT_SHIFT), vb);
-            memcpy(high + i, &h, VL);
-            memcpy(low + i, &l, VL);
-            total += __builtin_convertvector(h, vi) * (1 << ACT_SHIFT) + __builtin_convertvector(l, vi);
+            narrow(high + i, upper);
+            narrow(low + i, code - (upper << ACT_SHIFT));
+            total += code;
         }
-        int32_t codesum = 0;
-        for (int i = 0; i < VL; i++)
-            codesum += total[i];
+        int32_t codesum = sum_int(total);
         int8_t *q = a->q + at * 2 * QBLOCK * lanes + lane * 4;
         for (size_t i = 0; i < QBLOCK / 4; i++) {
             memcpy(q + i * lanes * 4, high + i * 4, 4);

@@ -25,6 +25,28 @@ static inline void store_half(uint16_t *p, vf v)
         p[i] = sy_float_to_half(v[i]);
 }
 
+static inline vf larger(vf a, vf b)
+{
+    vi mask = a > b;
+    return (vf)(((vi)a & mask) | ((vi)b & ~mask));
+}
+
+static inline float sum(vf v) { return (v[0] + v[1]) + (v[2] + v[3]); }
+
+static inline float largest(vf v)
+{
+    float a = v[0] > v[1] ? v[0] : v[1], b = v[2] > v[3] ? v[2] : v[3];
+    return a > b ? a : b;
+}
+
+static inline int32_t sum_int(vi v) { return v[0] + v[1] + v[2] + v[3]; }
+
+static inline void narrow(int8_t *p, vi v)
+{
+    for (int i = 0; i < VL; i++)
+        p[i] = (int8_t)v[i];
+}
+
 static void tile(const uint8_t *w, int type, const sy_acts *x, int32_t t, float *out, int add)
 {
     size_t lanes = (size_t)x->lanes, at = (size_t)t / lanes * (size_t)x->blocks, lane = (size_t)t % lanes;
