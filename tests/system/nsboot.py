@@ -190,6 +190,8 @@ def boot(spec: dict[str, Any], folder: str) -> int:
     child = os.fork()
     if child == 0:
         die_with_parent()
+        # Mounts of its own: pivot_root(2) takes every process of a mount namespace along, and we have to clean up.
+        check(libc.unshare(CLONE_NEWNS), "unshare")
         run_init(spec, scratch, root)
     with open(f"{hierarchy}/cgroup.procs", "w") as procs:
         procs.write(str(os.getpid()))
