@@ -9,6 +9,7 @@ trees in `tests/data/trees`, so plain files: a driver's own work is not in it.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import socket
 import statistics
@@ -83,7 +84,9 @@ def devices() -> dict[str, drm.Device]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=200)
-    rounds = parser.parse_args().rounds
+    parser.add_argument("--json", action="store_true", help="every value instead of the table")
+    options = parser.parse_args()
+    rounds = options.rounds
     opened = devices()
     with tempfile.TemporaryDirectory(prefix="syn-") as folder:
         path = os.path.join(folder, "sock")
@@ -94,6 +97,9 @@ def main() -> int:
         finally:
             process.terminate()
             process.wait()
+    if options.json:
+        print(json.dumps({name: {"times": taken, "bar": bar_of(name)} for name, taken in times.items()}))
+        return 0
     print(f"{'shared library':30}{'median':>10}{'p10':>10}{'p90':>10}{'bar':>10}  µs, {rounds} rounds")
     missed = False
     for name, taken in times.items():

@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""All benches, one table: what `make bench` runs.
+
+Each bench is a program of its own that interleaves its subjects and prints every value as JSON. What cannot be
+measured here (no root, no peer) is named under the table. Exits with 1 when a bar is missed.
+
+  LLAMA_BENCH   path of llama.cpp's `llama-bench`, built natively: the engine's peer
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from table import Row, render
+
+HERE = Path(__file__).resolve().parent
+RATIOS = {"routerd": 1.9, "runtimed": 2.0}
+CONTROL = 1.4
+Group = tuple[str, list[Row]]
+
+
+def taken(bench: str, *arguments: str) -> Any:
+    """What a bench prints with `--json`. Its exit status is about its own table, so it does not count here."""
+    script = HERE / bench / f"{bench}.py"
+    result = subprocess.run(
+        [sys.executable, str(script), "--json", *arguments], stdout=subprocess.PIPE, text=True, check=False
+    )
+    if not result.stdout.strip():
+        raise SystemExit(f"{bench} ended with status {result.returncode} and measured nothing")
+    return json.loads(result.stdout.splitlines()[-1])
+
+
+def activation(rounds: int) -> Group:
+    found = taken("activation", "--rounds", str(rounds))
+    rows = [Row("`python3 -I -c pass`", "ms", found["pass"])]
+    for one in found["daemons"]:
+        name = one["name"]
+        rows.append(Row(f"{name}, cold", "ms", one["times"], one["echo"], ("x<=", RATIOS.get(name, CONTROL))))
+    for one in found["daemons"]:
+        bar = ("<=", 32.0) if one["name"] == "routerd" else None
+        rows.append(Row(f"{one['name']}, resident after one call", "MiB", [one["rss"]], bar=bar))
+    head = (
+        f"Cold activation under {found['systemd']}: connect to first reply (GetInfo; routerd: GET /health over "
+        f"TCP), {rounds} rounds; beside it a trivial Python echo under a copy of the daemon's own unit"
+    )
+    return head, rows
+
+
+def chain(rounds: int) -> Group:
+    found = taken("chain", "--rounds", str(rounds))
+    rows = [
+        Row("asleep → first streamed token", "ms", found["asleep"], bar=("<=", 1000.0)),
+        Row(f"awake, {found['prompt_tokens']}-token prompt → first token", "ms", found["awake"], bar=("<=", 60.0)),
+    ]
+    head = (
+        "The whole chain, HTTP to engine and back, SmolLM2-135M Q4_1, under `syntropctl up`; asleep: no daemon "
+        "runs, the model file is in the page cache"
+    )
+    return head, rows
+
+
+def engine(rounds: int) -> Group:
+    found = taken("engine", "--rounds", str(rounds))
+    rows = []
+    for threads in (1, 2):
+        plural = "s" if threads > 1 else ""
+        for what, tokens, bar in (("prefill", 512, 1.0), ("decode", 128, 0.8)):
+            rows.append(
+                Row(
+                    f"{what} {tokens}, {threads} thread{plural}",
+                    "tokens/s",
+                    found[f"ours.{threads}.{what}"],
+                    found.get(f"peer.{threads}.{what}"),
+                    ("x>=", bar),
+                )
+            )
+        rows.append(Row(f"loading, {threads} thread{plural}", "ms", found[f"ours.{threads}.load"]))
+        share = [100 * value for value in found[f"ours.{threads}.share"]]
+        rows.append(Row(f"share of memory bandwidth in decode, {threads} thread{plural}", "%", share))
+    head = (
+        f"The engine, SmolLM2-135M Q4_1, {rounds} rounds of a fresh process each, interleaved; beside it "
+        "llama.cpp's `llama-bench`, built natively"
+    )
+    return head, rows
+
+
+def host(rounds: int) -> Group:
+    found = taken("host", "--rounds", str(rounds))
+    rows = [Row(name, "µs", one["times"], bar=one["bar"] and ("<=", one["bar"])) for name, one in found.items()]
+    head = f"The shared library: Varlink pings between two processes, accelerators in fixture trees, {rounds} rounds"
+    return head, rows
+
+
+def router(rounds: int) -> Group:
+    found = taken("router", "--rounds", str(rounds))
+    rows = [Row(name, "µs", values) for name, values in found["times_us"].items()]
+    rows.append(Row("resident after all", "MiB", [found["rss_mib"]], bar=("<=", 32.0)))
+    return f"routerd before an engine that answers at once, one kept connection, {rounds} rounds", rows
+
+
+BENCHES: dict[str, tuple[Callable[[int], Group], int]] = {
+    "activation": (activation, 20),
+    "chain": (chain, 15),
+    "engine": (engine, 5),
+    "router": (router, 200),
+    "host": (host, 200),
+}
+
+
+def machine() -> str:
+    with open("/proc/cpuinfo", encoding="utf-8") as file:
+        models = [line.partition(":")[2].strip() for line in file if line.startswith("model name")]
+    load = " ".join(f"{value:.1f}" for value in os.getloadavg())
+    return (
+        f"{len(models)} × {models[0] if models else platform.machine()}, Linux {platform.release()}, "
+        f"Python {platform.python_version()}, load at start {load}"
+    )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("bench", nargs="*", help=f"only these: {', '.join(BENCHES)}")
+    parser.add_argument("--rounds", type=int, help="instead of each bench's own number")
+    parser.add_argument("--write", type=Path, metavar="FILE", help="also put the table into FILE")
+    options = parser.parse_args()
+    if unknown := set(options.bench) - set(BENCHES):
+        parser.error(f"no bench {', '.join(sorted(unknown))}")
+    where = machine()
+    groups, missing = [], []
+    for name, (measure, rounds) in BENCHES.items():
+        if options.bench and name not in options.bench:
+            continue
+        if name == "activation" and os.geteuid() != 0:
+            missing.append("cold activation needs root, for the namespaces that a real systemd is booted in")
+            continue
+        print(f"measuring {name} …", file=sys.stderr, flush=True)
+        groups.append(measure(options.rounds or rounds))
+    if not os.environ.get("LLAMA_BENCH"):
+        missing.append("LLAMA_BENCH is not set: the engine has no peer here")
+    text = f"{where}.\n\n{render(groups)}"
+    text += "".join(f"\nNot measured: {one}.\n" for one in missing)
+    print(text)
+    if options.write:
+        before, marker, _ = options.write.read_text(encoding="utf-8").partition("<!-- make bench -->\n")
+        if not marker:
+            parser.error(f"{options.write} has no line <!-- make bench -->")
+        options.write.write_text(before + marker + "\n" + text, encoding="utf-8")
+    return int(any(row.kept is False for _, rows in groups for row in rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
