@@ -161,9 +161,9 @@ def test_one_row_unpacks_to_what_numpy_reads(type: str, row: int) -> None:
 
 @pytest.mark.parametrize("level", HERE)
 def test_exp(level: str) -> None:
-    x = np.concatenate(
-        [np.linspace(-90, 88, 4001), [0, -0.0, -1e-30, -87.3, -200, -3e38, -np.inf]]
-    ).astype(np.float32)
+    x = np.concatenate([np.linspace(-90, 88, 4001), [0, -0.0, -1e-30, -87.3, -200, -3e38, -np.inf]]).astype(
+        np.float32
+    )
     y = np.empty_like(x)
     assert lib.sy_test_exp(LEVELS[level], len(x), pointer(x), pointer(y)) == 0
     expected = np.exp(x.astype(np.float64))
