@@ -130,15 +130,12 @@ class Store:
             handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         except FileNotFoundError:
             raise NoSuchModel(str(identifier)) from None
+        status = os.fstat(handle)
         try:
-            status = os.fstat(handle)
             # The time of last use, for prune(): set by hand, since noatime and relatime would not.
             os.utime(path, ns=(_now_ns(), status.st_mtime_ns), follow_symlinks=False)
-        except FileNotFoundError:
-            pass  # pruned meanwhile; the descriptor is good all the same
-        except BaseException:
-            os.close(handle)
-            raise
+        except OSError:
+            pass  # pruned meanwhile, or a file system that is read-only: the descriptor is good all the same
         return handle, status.st_size, digest
 
     def stats(self) -> tuple[int, int, int]:

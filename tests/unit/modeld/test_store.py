@@ -97,6 +97,22 @@ def test_open_is_the_blob_itself_and_cannot_be_written(models: Store, tmp_path: 
         os.close(handle)
 
 
+def test_a_store_that_is_read_only_still_opens(
+    models: Store, tmp_path: Path, gguf_file: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read_only(*_path: object, **_times: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    data = gguf_file()
+    add(models, tmp_path, data)
+    monkeypatch.setattr(os, "utime", read_only)
+    handle, size, _ = models.open(naming.parse("m"))
+    try:
+        assert os.read(handle, size + 1) == data
+    finally:
+        os.close(handle)
+
+
 def test_writing_the_source_later_changes_nothing(models: Store, tmp_path: Path, gguf_file: Make) -> None:
     data = gguf_file()
     path = tmp_path / "mine"
