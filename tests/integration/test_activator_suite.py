@@ -159,6 +159,13 @@ def test_ask_shows_the_answer_of_a_real_model_and_all_go_to_sleep(stocked_suite)
     stocked_suite.wait_asleep()
 
 
+def test_an_answer_survives_a_terminal_that_cannot_show_it(stocked_suite, monkeypatch):
+    monkeypatch.setitem(stocked_suite.environment, "PYTHONIOENCODING", "ascii")
+    answer = ctl(stocked_suite, "ask", "Repeat: 👩 日本", "--temperature", "0", "--tokens", "10")
+    assert answer.isascii()
+    assert "?" in answer
+
+
 def test_ask_says_what_is_wrong(suite):
     assert "no model is stored" in ctl(suite, "ask", "Hello?", check=1)
     said = ctl(suite, "ask", "-m", "no:such", "Hello?", check=1)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import http.client
+import io
 import json
 import socket
 import sys
@@ -58,6 +59,9 @@ def ask(
     """Print the answer to standard output; the exit status."""
     if prompt == "-":
         prompt = sys.stdin.read()
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # A character that the terminal's encoding does not have is no reason to lose the rest of the answer.
+        sys.stdout.reconfigure(errors="replace")
     started = time.monotonic()
     first = 0.0
     pieces = 0
