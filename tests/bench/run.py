@@ -95,7 +95,7 @@ def engine(rounds: int) -> Group:
 def host(rounds: int) -> Group:
     found = taken("host", "--rounds", str(rounds))
     rows = [Row(name, "µs", one["times"], bar=one["bar"] and ("<=", one["bar"])) for name, one in found.items()]
-    head = f"The shared library: Varlink pings between two processes, accelerators in fixture trees, {rounds} rounds"
+    head = f"The shared library, {rounds} rounds: Varlink pings of two processes, accelerators in fixture trees"
     return head, rows
 
 

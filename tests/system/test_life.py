@@ -48,8 +48,9 @@ print(answered)
 # with an error event, or broken off without even the last chunk. Arguments: model, tokens.
 STREAM = """
 import json, socket, sys
-ask = {"model": sys.argv[1], "messages": [{"role": "user", "content": "Count to one thousand."}],
-       "stream": True, "max_tokens": int(sys.argv[2])}
+# Greedy, this goes on for thousands of tokens. At the default temperature an answer may be over in ten.
+ask = {"model": sys.argv[1], "messages": [{"role": "user", "content": "Write a long story about a dragon."}],
+       "stream": True, "max_tokens": int(sys.argv[2]), "temperature": 0}
 body = json.dumps(ask).encode()
 head = "POST /v1/chat/completions HTTP/1.1\\r\\nhost: localhost\\r\\ncontent-type: application/json\\r\\n"
 head += f"connection: close\\r\\ncontent-length: {len(body)}\\r\\n\\r\\n"
