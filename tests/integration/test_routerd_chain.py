@@ -16,6 +16,8 @@ import pytest
 
 MODEL = "smollm2:135m"
 QUESTION: list[Any] = [{"role": "user", "content": "Why is the sky blue?"}]
+# Greedy, the answer to this goes on for thousands of tokens.
+LONG: list[Any] = [{"role": "user", "content": "Write a long story about a dragon."}]
 
 
 @pytest.fixture
@@ -80,7 +82,7 @@ def test_a_prompt_beyond_the_context(client: openai.OpenAI) -> None:
 
 
 def test_breaking_off_frees_the_engine(stocked_suite: Any, client: openai.OpenAI) -> None:
-    stream = ask(client, stream=True, max_tokens=2000, messages=[{"role": "user", "content": "Count to 1000."}])
+    stream = ask(client, stream=True, max_tokens=4000, messages=LONG)
     next(iter(stream))
     load = call(stocked_suite, "io.syntrop.Runtime1", "GetLoad")["parameters"]
     assert load["available_slots"] == load["max_slots"] - 1
@@ -93,7 +95,7 @@ def test_breaking_off_frees_the_engine(stocked_suite: Any, client: openai.OpenAI
 
 
 def test_an_engine_killed_in_mid_stream(stocked_suite: Any, client: openai.OpenAI) -> None:
-    stream = iter(ask(client, stream=True, max_tokens=2000))
+    stream = iter(ask(client, stream=True, max_tokens=4000, messages=LONG))
     for _ in range(5):
         next(stream)
     (engine,) = stocked_suite.pids("runtimed")

@@ -49,8 +49,8 @@ HANG_UP = """
 import sys, openai
 client = openai.OpenAI(base_url=sys.argv[1] + "/v1", api_key="none")
 stream = client.chat.completions.create(
-    model=sys.argv[2], stream=True, max_tokens=2000,
-    messages=[{"role": "user", "content": "Count to one thousand."}],
+    model=sys.argv[2], stream=True, max_tokens=4000, temperature=0,
+    messages=[{"role": "user", "content": "Write a long story about a dragon."}],
 )
 for number, chunk in enumerate(stream):
     if number == 3:
