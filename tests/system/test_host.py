@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 from machine import Machine
+from suite import DAEMONS
 
 UNKNOWN_SETTING = "0d2e4b7a95c64a3f8a1c7be04d9f6172"
 INFO = ["varlinkctl", "info", "/run/syntrop/io.syntrop.Context1"]
@@ -100,3 +101,13 @@ def test_man_pages_and_completions_are_where_others_look(machine: Machine) -> No
         "/usr/share/zsh/vendor-completions/_toold",
     ):
         assert machine.run(["readlink", "-e", path]).stdout.startswith("/usr/lib/syntrop/share/")
+
+
+@pytest.mark.parametrize("user", ["root", "nobody"])
+def test_status_tells_who_sleeps_and_wakes_nobody(machine: Machine, user: str) -> None:
+    machine.run("systemctl stop contextd.service toold.service; systemctl start contextd.service")
+    seen = json.loads(machine.run(["syntropctl", "status", "--json"], user=user).stdout)
+    states = {daemon["name"]: daemon["state"] for daemon in seen}
+    assert set(states) == {daemon.name for daemon in DAEMONS}
+    assert (states["contextd"], states["toold"]) == ("awake", "asleep")
+    machine.run("systemctl stop contextd.service")

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     T = TypeVar("T")
 
+TARGET = "syntrop-sockets.target"
 FOLDERS = ("RuntimeDirectory", "StateDirectory", "CacheDirectory", "LogsDirectory", "ConfigurationDirectory")
 LIMITS = (
     "LimitCPU", "LimitFSIZE", "LimitDATA", "LimitSTACK", "LimitCORE", "LimitRSS", "LimitNOFILE", "LimitAS",
@@ -205,13 +206,14 @@ class Catalogue:
 
 
 def load(folder: str, specifiers: Mapping[str, str]) -> Catalogue:
-    """Read every `*.socket` of the folder and the services they start. Raises UnitError or OSError."""
+    """Read the folder's `*.socket` files, where it has the suite's target those that the target enables, and the
+    services they start. Raises UnitError or OSError.
+    """
     found = Catalogue(folder)
-    for name in sorted(os.listdir(folder)):
-        if name.endswith(".socket"):
-            unit = _read(folder, name)
-            found.sockets[name] = SocketUnit(unit, specifiers)
-            _account(found, unit, "Socket", HONOURED_SOCKET)
+    for name in _socket_names(folder):
+        unit = _read(folder, name)
+        found.sockets[name] = SocketUnit(unit, specifiers)
+        _account(found, unit, "Socket", HONOURED_SOCKET)
     if not found.sockets:
         raise UnitError(f"no *.socket files in {folder}")
     for name in sorted({unit.service for unit in found.sockets.values()}):
@@ -222,6 +224,15 @@ def load(folder: str, specifiers: Mapping[str, str]) -> Catalogue:
         found.services[name] = ServiceUnit(unit, specifiers)
         _account(found, unit, "Service", HONOURED_SERVICE)
     return found
+
+
+def _socket_names(folder: str) -> list[str]:
+    """The sockets that are the suite's: an installed one shares the system's folder with everybody's units."""
+    names = sorted(name for name in os.listdir(folder) if name.endswith(".socket"))
+    if not os.path.exists(os.path.join(folder, TARGET)):
+        return names
+    ours = {word for also in _read(folder, TARGET).all("Install", "Also") for word in also.split()}
+    return [name for name in names if name in ours]
 
 
 def _read(folder: str, name: str) -> UnitFile:

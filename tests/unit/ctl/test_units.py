@@ -46,6 +46,21 @@ def test_our_own_units_load_and_are_found():
     assert "ProtectSystem= " in unhonoured(catalogue)
 
 
+def test_every_socket_of_ours_is_enabled_with_the_target():
+    folder = units.default_folder()
+    assert set(units.load(folder, SPECIFIERS).sockets) == {path.name for path in Path(folder).glob("*.socket")}
+
+
+def test_the_sockets_of_others_in_the_systems_folder_are_not_ours(tmp_path):
+    write(tmp_path, a__socket=SOCKET, a__service=SERVICE, syslog__socket="[Socket]\nListenDatagram=/run/log\n")
+    (tmp_path / "syntrop-sockets.target").write_text(
+        "[Install]\nWantedBy=sockets.target\nAlso=a.socket b.socket\n"
+    )
+    catalogue = units.load(str(tmp_path), SPECIFIERS)
+    assert set(catalogue.sockets) == {"a.socket"}
+    assert set(catalogue.services) == {"a.service"}
+
+
 def test_defaults_are_systemds(tmp_path):
     write(tmp_path, a__socket=SOCKET, a__service=SERVICE)
     catalogue = units.load(str(tmp_path), SPECIFIERS)
