@@ -109,7 +109,7 @@ if $(CTL) status >/dev/null 2>&1; then
     echo "syntrop is ready: syntropctl status tells who is awake"
     echo "try: $$($(CTL) info --curl)"
 elif [ -n "$$ASK" ]; then
-    exec $(CTL) up --quiet --port "$$PORT" --idle 1 -- \
+    exec $(CTL) up --quiet --port 0 --idle 1 -- \
         sh -euc "$$store; exec $(CTL) ask -m \"\$$MODEL\" -- \"\$$ASK\""
 else
     $(CTL) up --quiet --port 0 --idle 0.2 -- $$store

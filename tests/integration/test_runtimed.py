@@ -454,6 +454,18 @@ def test_a_store_that_sleeps_for_ever_is_said_to_be_away(smollm2_path: Path) -> 
         suite.stop()
 
 
+def test_the_kernel_level_can_be_forced_and_the_text_stays(smollm2_path: Path) -> None:
+    suite = Suite("--kernel-level", "scalar")
+    try:
+        suite.register(smollm2_path, MODEL)
+        assert generate(suite, prompt="The capital of France is", max_tokens=1)["text"] == " Paris"
+        with suite.runtime() as client:
+            (model,) = client.call(f"{RUNTIME}.ListLoadedModels")["models"]
+        assert model["compute_backend"] == "scalar"
+    finally:
+        suite.stop()
+
+
 def test_idle_exit_with_a_model_loaded_and_the_default_model(smollm2_path: Path) -> None:
     suite = Suite(idle=1.0)
     try:

@@ -57,6 +57,10 @@ def test_toold_restarts_and_resets(machine: Machine, victim: str) -> None:
         ("syntrop-tool", "StopUnit", ("victim.service", "replace")),
         ("syntrop-tool", "RestartUnit", ("systemd-journald.service", "replace")),
         ("syntrop-tool", "RestartUnit", ("systemd-sentry.service", "replace")),
+        # To restart is to start.
+        ("syntrop-tool", "RestartUnit", ("poweroff.target", "replace")),
+        ("syntrop-tool", "ReloadOrRestartUnit", ("systemd-poweroff.service", "replace")),
+        ("syntrop-tool", "RestartUnit", ("debug-shell.service", "replace")),
         ("inferenced", "StopUnit", ("victim.service", "replace")),
         ("inferenced", "StartUnit", ("victim.service", "replace")),
         ("inferenced", "RestartUnit", ("victim.service", "replace")),

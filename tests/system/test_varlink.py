@@ -61,7 +61,6 @@ def test_errors_are_those_of_the_service_interface(machine: Machine, daemon: Dae
         ("io.syntrop.Runtime1.ListLoadedModels", "models"),
         ("io.syntrop.Inference1.GetStatus", "pressure"),
         ("io.syntrop.Inference1.GetPressure", "memory_some"),
-        ("io.syntrop.Tool1.ListTools", "tools"),
         ("io.syntrop.Sentry1.GetStatus", "status"),
     ],
 )

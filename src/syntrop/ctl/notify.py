@@ -77,5 +77,5 @@ def parse(data: bytes) -> dict[str, str]:
 
 
 def microseconds(text: str) -> float | None:
-    """A `…_USEC` value in seconds; None when it is not a number."""
-    return int(text) / 1e6 if text.isascii() and text.isdigit() else None
+    """A `…_USEC` value in seconds; None when it is not a number that fits 64 bits."""
+    return int(text) / 1e6 if text.isascii() and text.isdigit() and len(text) < 20 else None

@@ -45,12 +45,3 @@ class Inference1:
             "memory_some": found["memory"].some.avg10,
             "io_some": found["io"].some.avg10,
         }
-
-    async def ListLeases(self, call: Call) -> dict[str, Any]:
-        return {"leases": []}
-
-    async def ListCompositeLeases(self, call: Call) -> dict[str, Any]:
-        return {"composite_leases": []}
-
-    async def ListModels(self, call: Call) -> dict[str, Any]:
-        return {"models": []}

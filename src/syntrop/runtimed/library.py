@@ -46,12 +46,14 @@ class Library:
         busy: Callable[[], AbstractContextManager[Any]],
         *,
         threads: int,
+        level: str = "auto",
         models_max: int,
         context_max: int,
         timeout: float,
     ) -> None:
         self._busy = busy
         self._threads = threads
+        self._level = level
         self._models_max = models_max
         self._context_max = context_max
         self._timeout = timeout
@@ -135,7 +137,9 @@ class Library:
             fd, size = reply.take_fd(reply.parameters["fd"]), reply.parameters["size"]
         started = monotonic()
         try:
-            model = await loop.thread(_load, fd, size, identifier, digest, threads, self._context_max)
+            model = await loop.thread(
+                _load, fd, size, identifier, digest, threads, self._level, self._context_max
+            )
         except loading.LoadError as error:
             raise CannotLoad(str(error)) from None
         self._loaded[digest] = model
@@ -206,7 +210,11 @@ def _warm() -> None:
     loading.warm()
 
 
-def _load(fd: int, size: int, identifier: str, digest: str, threads: int, context_max: int) -> Loaded:
+def _load(
+    fd: int, size: int, identifier: str, digest: str, threads: int, level: str, context_max: int
+) -> Loaded:
     from syntrop.runtimed import loading
 
-    return loading.load(fd, size, name=identifier, digest=digest, threads=threads, context_max=context_max)
+    return loading.load(
+        fd, size, name=identifier, digest=digest, threads=threads, level=level, context_max=context_max
+    )

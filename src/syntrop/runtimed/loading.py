@@ -77,7 +77,9 @@ def warm() -> None:
     _ = jinja2, syntrop
 
 
-def load(fd: int, size: int, *, name: str, digest: str, threads: int, context_max: int) -> Loaded:
+def load(
+    fd: int, size: int, *, name: str, digest: str, threads: int, level: str = "auto", context_max: int
+) -> Loaded:
     """Load the GGUF file behind `fd`, which is closed. `context_max` 0 is the model's own. Raises LoadError."""
     try:
         mapping = mmap.mmap(fd, size, prot=mmap.PROT_READ, flags=mmap.MAP_SHARED)
@@ -88,12 +90,14 @@ def load(fd: int, size: int, *, name: str, digest: str, threads: int, context_ma
     with mapping:
         mapping.madvise(mmap.MADV_WILLNEED)
         try:
-            return _load(mapping, name, digest, threads, context_max)
+            return _load(mapping, name, digest, threads, level, context_max)
         except (gguf.GGUFError, ModelError, tokenizers.TokenizerError) as error:
             raise LoadError(f"{name} cannot be loaded: {error}") from None
 
 
-def _load(mapping: mmap.mmap, name: str, digest: str, threads: int, context_max: int) -> Loaded:
+def _load(
+    mapping: mmap.mmap, name: str, digest: str, threads: int, level: str, context_max: int
+) -> Loaded:
     from syntrop.runtimed.model.llama import LlamaModel
 
     header = gguf.parse(mapping)
@@ -101,7 +105,7 @@ def _load(mapping: mmap.mmap, name: str, digest: str, threads: int, context_max:
     trained = header.metadata.get(f"{header.metadata.get('general.architecture')}.context_length")
     context = min(context_max, trained) if context_max and isinstance(trained, int) else None
     try:
-        model = LlamaModel.load(header, mapping, threads=threads, context=context)
+        model = LlamaModel.load(header, mapping, threads=threads, level=level, context=context)
     finally:
         words.join()
     try:

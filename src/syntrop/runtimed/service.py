@@ -37,6 +37,7 @@ class Runtime1:
         self._library = Library(
             daemon.busy,
             threads=settings.threads,
+            level=settings.kernel_level,
             models_max=settings.models_max,
             context_max=settings.context_max,
             timeout=settings.store_timeout_sec,

@@ -21,6 +21,13 @@ TABLE = (
         maximum=256,
     ),
     Setting(
+        "kernel_level",
+        str,
+        "auto",
+        "Instruction set of the kernels. auto is the best that this processor has; one that it lacks is refused.",
+        choices=("auto", "scalar", "avx2", "avx512"),
+    ),
+    Setting(
         "slots",
         int,
         4,

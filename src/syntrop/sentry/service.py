@@ -11,8 +11,6 @@ if TYPE_CHECKING:
 
     from syntrop.common.varlink.server import Call
 
-_INTERFACE = "io.syntrop.Sentry1."
-
 
 class Sentry1:
     """Handler of the interface. Methods that are not here are not built yet.
@@ -29,18 +27,3 @@ class Sentry1:
             "staged_incidents": 0,
             "breakers": [],
         }
-
-    async def GetIncident(self, call: Call, id: str) -> dict[str, Any]:
-        from syntrop.common.varlink.errors import VarlinkError
-
-        raise VarlinkError(_INTERFACE + "NoSuchIncident", id=id)
-
-    async def ListIncidents(
-        self,
-        call: Call,
-        unit: str | None = None,
-        status: str | None = None,
-        since_seconds: int = 86400,
-        limit: int = 50,
-    ) -> dict[str, Any]:
-        return {"incidents": []}

@@ -68,6 +68,7 @@ def test_notifications_come_with_the_pid_that_the_kernel_vouches_for(tmp_path):
     manager.close()
     assert not (tmp_path / "n").exists()
     assert notify.microseconds("1500000") == 1.5
+    assert notify.microseconds("9" * 4000) is None
     assert notify.microseconds("-1") is None
 
 

@@ -243,6 +243,22 @@ def test_errors_of_a_handler(capfd: pytest.CaptureFixture[str]) -> None:
     assert "a secret detail" in capfd.readouterr().err
 
 
+def test_a_compressed_body_is_refused_and_not_taken_for_text() -> None:
+    async def handler(exchange: Exchange) -> None:
+        await exchange.reply(200, (), await exchange.body())
+
+    async def main() -> None:
+        client = Client(handler)
+        length = b"Content-Length: 2\r\n"
+        client.send(b"POST /a HTTP/1.1\r\n" + HOST + length + b"Content-Encoding: identity\r\n\r\n{}")
+        assert (await client.until(b"{}")).startswith(b"HTTP/1.1 200 ")
+        client.send(b"POST /a HTTP/1.1\r\n" + HOST + length + b"Content-Encoding: gzip\r\n\r\n{}")
+        reply = await client.rest()
+        assert reply.startswith(b"HTTP/1.1 415 ") and b"gzip" in reply
+
+    loop.run(main())
+
+
 def test_a_body_that_nobody_read_ends_the_connection() -> None:
     async def handler(exchange: Exchange) -> None:
         await exchange.reply(200, (), b"done")

@@ -418,7 +418,7 @@ def test_the_caps_count_each_user_apart(monkeypatch: pytest.MonkeyPatch) -> None
         for raw in callers:
             raw.close()
         await loop.sleep(0.01)
-        assert server._by_uid == {}
+        assert server.caps.held == 0
 
     run(main)
 
@@ -496,7 +496,7 @@ def test_a_greedy_caller_does_not_starve_the_others(how: str) -> None:
             process.wait()
         greedy.close()
         other.close()
-        while server._connections:  # what had arrived of the flood is still done
+        while server.caps.held:  # what had arrived of the flood is still done
             await loop.sleep(0.01)
 
     run(main)

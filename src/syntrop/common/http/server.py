@@ -20,6 +20,7 @@ import socket
 from time import time
 
 from syntrop.common import journal, loop, peer
+from syntrop.common.caps import Caps
 from syntrop.common.http import http1
 from syntrop.common.http.errors import HttpError, InternalFault
 
@@ -91,8 +92,12 @@ class Exchange:
         return self._connection.local
 
     async def body(self) -> bytes:
-        """The whole body. Raises HttpError (408, 413 and malformed ones) and Disconnected."""
+        """The whole body. Raises HttpError (408, 413, 415 and malformed ones) and Disconnected."""
         connection = self._connection
+        coding = self.request.header("content-encoding")
+        if coding is not None and coding.strip().lower() != "identity":
+            self.close = True
+            raise HttpError(415, f"A body with the encoding {coding[:40]} is not read; send it as it is.")
         if self.request.expects_continue and not connection.events:
             await connection.write(http1.CONTINUE)
         pieces = []
@@ -407,33 +412,17 @@ class Server:
         self._handler = handler
         self._limits = limits or Limits()
         self._busy = busy
-        self._max = connections_max
-        self._per_uid = connections_per_uid
-        self._count = 0
-        self._by_uid: dict[int, int] = {}
+        self._caps = Caps(connections_max, connections_per_uid)
 
     def connect(self, sock: socket.socket) -> Connection | None:
         """Take an accepted socket over; None, with the socket closed, where a cap forbids it."""
         uid = peer.of(sock).uid
-        mine = self._by_uid.get(uid, 0)
-        if self._count >= self._max or (uid != peer.UNKNOWN and mine >= self._per_uid):
-            journal.warning(
-                f"Refused an HTTP connection of uid {uid}: it has {mine} of {self._per_uid}, "
-                f"all have {self._count} of {self._max}"
-            )
+        if not self._caps.admit(uid):
             sock.close()
             return None
-        self._count += 1
-        self._by_uid[uid] = mine + 1
         return Connection(
-            sock, self._handler, limits=self._limits, busy=self._busy, ended=lambda: self._ended(uid)
+            sock, self._handler, limits=self._limits, busy=self._busy, ended=lambda: self._caps.release(uid)
         )
-
-    def _ended(self, uid: int) -> None:
-        self._count -= 1
-        self._by_uid[uid] -= 1
-        if not self._by_uid[uid]:
-            del self._by_uid[uid]
 
 
 def _error(refused: http1.Refused) -> HttpError:

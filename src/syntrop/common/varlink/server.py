@@ -11,6 +11,7 @@ from __future__ import annotations
 import socket
 
 from syntrop.common import journal, loop, peer
+from syntrop.common.caps import Caps
 from syntrop.common.varlink import idl
 from syntrop.common.varlink.errors import (
     ConnectionLost,
@@ -178,34 +179,19 @@ class Server:
         for key, handler in {SERVICE: _Service(self), **handlers}.items():
             interface = idl.load(key) if isinstance(key, str) else key
             self.interfaces[interface.name] = (interface, handler)
-        self._connections_max = connections_max
-        self._connections_per_uid = connections_per_uid
-        self._connections = 0
-        self._by_uid: dict[int, int] = {}
+        self.caps = Caps(connections_max, connections_per_uid)
 
     def connect(self, sock: socket.socket) -> Connection | None:
         """Take an accepted socket over; None, with the socket closed, where a cap forbids it."""
         who = peer.of(sock)
-        mine = self._by_uid.get(who.uid, 0)
-        if self._connections >= self._connections_max or mine >= self._connections_per_uid:
-            journal.warning(
-                f"Refused a connection of uid {who.uid}: it has {mine} of {self._connections_per_uid}, "
-                f"all have {self._connections} of {self._connections_max}"
-            )
+        if not self.caps.admit(who.uid):
             who.close()
             sock.close()
             return None
-        self._connections += 1
-        self._by_uid[who.uid] = mine + 1
         return Connection(self, sock, who)
 
     def disconnected(self, who: Peer) -> None:
-        self._connections -= 1
-        left = self._by_uid[who.uid] - 1
-        if left:
-            self._by_uid[who.uid] = left
-        else:
-            del self._by_uid[who.uid]
+        self.caps.release(who.uid)
 
     def lookup(self, full: str) -> tuple[Interface, idl.Method, object]:
         """Interface, method and handler of a full method name. Raises the errors of org.varlink.service."""
