@@ -173,7 +173,9 @@ class Machine:
             shutil.rmtree(self._folder)
 
     def _enter(self, argv: Sequence[str], user: str | None) -> list[str]:
-        enter = ["nsenter", "--target", str(self.pid), "--all", "--", "env", "-i", f"PATH={PATH}", "LANG=C.UTF-8"]
+        # --root: from within a chroot, the guest's mount namespace alone would lead back to the host's own root.
+        enter = ["nsenter", "--target", str(self.pid), "--all", "--root", "--wd", "--"]
+        enter += ["env", "-i", f"PATH={PATH}", "LANG=C.UTF-8"]
         become = [] if user is None else ["runuser", "-u", user, "--"]
         return [*enter, "HOME=/root", *become, *argv]
 
