@@ -141,3 +141,13 @@ def _remove_stale(path: str) -> None:
             os.unlink(path)
         except BlockingIOError:
             pass  # its backlog is full: very much alive
+
+
+def accept(listener: socket.socket) -> socket.socket | None:
+    """One waiting connection, non-blocking and closed on exec; None when there is none. Raises OSError."""
+    try:
+        sock, _ = listener.accept()
+    except (BlockingIOError, ConnectionAbortedError):
+        return None
+    sock.setblocking(False)
+    return sock

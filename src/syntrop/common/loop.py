@@ -205,6 +205,11 @@ class Timer:
         self.function = None
         self.arguments = ()
 
+    def expire(self) -> None:
+        """Make the call, unless it was taken back since it became due, by what ran before it in its turn."""
+        if self.function is not None:
+            self.function(*self.arguments)
+
     def __lt__(self, other: Timer) -> bool:
         return self.when < other.when
 
@@ -406,7 +411,7 @@ class Loop:
                 while self._timers and self._timers[0].when <= now:
                     timer = heappop(self._timers)
                     if timer.function is not None:
-                        ready.append((timer.function, timer.arguments))
+                        ready.append((timer.expire, ()))
             # What becomes ready meanwhile waits for the next turn: descriptors and timers are never starved.
             for _ in range(len(ready)):
                 function, arguments = ready.popleft()

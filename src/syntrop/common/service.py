@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 VENDOR = "Syntropd Project"
 URL = "https://github.com/syntropd"
 FRESH_GRACE = 2.0  # seconds for which a connection without a first call keeps the daemon
-RETIRE_TIMEOUT = 5.0
+RETIRE_GRACE = 0.25  # seconds for idle connections to end; one that takes longer was not idle
 _ACCEPT_BATCH = 64
 
 
@@ -122,6 +122,7 @@ class Daemon:
             handlers,
             connections_max=self.settings.connections_max,
             connections_per_uid=self.settings.connections_max_per_uid,
+            after_call=self.touch,
         )
         self.serve(endpoint, server.connect, unit=unit, mode=mode)
         return server
@@ -216,11 +217,9 @@ class Daemon:
                     break
 
     def _accept_one(self, listener: Listener, connect: Connect) -> bool:
-        try:
-            sock, _ = listener.socket.accept()
-        except (BlockingIOError, ConnectionAbortedError):
+        sock = activation.accept(listener.socket)
+        if sock is None:
             return False
-        sock.setblocking(False)
         self.touch()
         connection = connect(sock)
         if connection is not None:
@@ -264,8 +263,12 @@ class Daemon:
             if self._accept_last():
                 self._listen()
                 continue
-            for connection in list(self._connections):
-                connection.retire()
+            if not await self._retire(RETIRE_GRACE):
+                # A last call had arrived and takes its time: we are not idle after all. Its connection ends with
+                # it; who was ended meanwhile connects anew.
+                self._listen()
+                self.touch()
+                continue
             self._end.idle()
             return
 
@@ -279,10 +282,18 @@ class Daemon:
         return accepted
 
     async def _drain(self) -> None:
-        """Let connections answer what has arrived, then end them."""
+        """Let connections answer what has arrived, then end them: after a stop only so long, when idle all are."""
+        patience = self.settings.stop_timeout_sec
+        if not await self._retire(patience):
+            count = len(self._connections)
+            journal.warning(f"Cancelled {count} connections that did not end in {patience:g} s")
+            for task, _ in list(self._connections.values()):
+                await loop.stop(task)
+
+    async def _retire(self, patience: float) -> bool:
+        """End the connections in order; whether all had ended after `patience` seconds."""
         for connection in list(self._connections):
             connection.retire()
-        patience = self.settings.stop_timeout_sec if self._end.asked else RETIRE_TIMEOUT
         try:
             with loop.deadline(patience):
                 while self._connections:
@@ -291,10 +302,8 @@ class Daemon:
                     task.when_done(lambda _done, ended=ended: ended.set_result(None))  # type: ignore[misc]
                     await ended
         except TimeoutError:
-            count = len(self._connections)
-            journal.warning(f"Cancelled {count} connections that did not end in {patience:g} s")
-            for task, _ in list(self._connections.values()):
-                await loop.stop(task)
+            return False
+        return True
 
     def _watchdog(self, interval: float | None) -> None:
         # From the loop that does the work: a loop that hangs must not look alive.

@@ -158,6 +158,42 @@ def test_a_value_that_arrived_is_not_lost_to_a_deadline() -> None:
     assert loop.run(main()) == (5, True)
 
 
+def test_a_deadline_that_is_due_when_its_block_ends_does_not_fire_afterwards() -> None:
+    """Data and deadline come in one turn, the data first: the block has ended when the timer would run."""
+
+    async def main() -> None:
+        for _ in range(3):
+            a, b = pair()
+            with loop.deadline(0.005):
+                waiter = loop.readable(b.fileno())
+                a.send(b"x")
+                end = time.monotonic() + 0.01
+                while time.monotonic() < end:
+                    pass
+                await waiter
+            # Were it to fire now, it would end this wait as if the task had been cancelled.
+            await loop.sleep(0.001)
+            loop.forget(b.fileno())
+            a.close()
+            b.close()
+
+    loop.run(main())
+
+
+def test_a_timer_taken_back_in_the_turn_it_is_due_does_not_run() -> None:
+    async def main() -> list[str]:
+        seen: list[str] = []
+        second = loop.call_later(0.002, seen.append, "second")
+        loop.call_later(0.001, second.cancel)
+        end = time.monotonic() + 0.01
+        while time.monotonic() < end:
+            pass
+        await loop.sleep(0.005)
+        return seen
+
+    assert loop.run(main()) == []
+
+
 def test_deadline_that_never_waits_does_not_fire_later() -> None:
     async def main() -> None:
         with loop.deadline(0.0):

@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 from syntrop.common import loop
+from syntrop.common.activation import accept
 from syntrop.common.varlink.errors import VarlinkError
-from syntrop.common.varlink.server import Call, Identity, Server, accept
+from syntrop.common.varlink.server import Call, Identity, Server
 from syntrop.runtimed import library as libraries
 from syntrop.runtimed.library import MODEL, CannotLoad, Library, NoRoom, NoSuchModel
 from syntrop.runtimed.loading import Loaded, LoadError

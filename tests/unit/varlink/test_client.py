@@ -14,10 +14,11 @@ import pytest
 from varlink_pair import client_of, run, server_of
 
 from syntrop.common import loop
+from syntrop.common.activation import accept
 from syntrop.common.varlink import client
 from syntrop.common.varlink.errors import ConnectionLost, InvalidReply, VarlinkError
 from syntrop.common.varlink.framing import MessageTooLong
-from syntrop.common.varlink.server import Server, accept
+from syntrop.common.varlink.server import Server
 
 IDL = """interface org.example.client
 method Slow(seconds: float) -> (seconds: float)

@@ -28,7 +28,7 @@ from syntrop.common.varlink.wire import Malformed, Wire, close_all, decode
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from typing import Any
 
     from syntrop.common.peer import Peer
@@ -170,10 +170,12 @@ class Server:
         connections_max: int = CONNECTIONS_MAX,
         connections_per_uid: int = CONNECTIONS_PER_UID,
         send_timeout: float = SEND_TIMEOUT,
+        after_call: Callable[[], None] = lambda: None,
         receive_timeout: float = RECEIVE_TIMEOUT,
     ) -> None:
         self.identity = identity
         self.send_timeout = send_timeout
+        self.after_call = after_call
         self.receive_timeout = receive_timeout
         self.interfaces: dict[str, tuple[Interface, object]] = {}
         for key, handler in {SERVICE: _Service(self), **handlers}.items():
@@ -258,6 +260,7 @@ class Connection:
                     await self._serve(*received)
                 finally:
                     self.calling = False
+                    self.server.after_call()
                 self.served += 1
                 await self.breathe()
         except MessageTooLong:
@@ -383,18 +386,3 @@ class Connection:
 
 def _error(error: VarlinkError) -> dict[str, Any]:
     return {"error": error.error, "parameters": error.parameters}
-
-
-def accept(listener: socket.socket) -> socket.socket | None:
-    """One waiting connection, non-blocking and closed on exec; None when there is none."""
-    while True:
-        try:
-            sock, _ = listener.accept()
-        except (BlockingIOError, ConnectionAbortedError):
-            return None
-        except InterruptedError:
-            continue
-        sock.setblocking(False)
-        return sock
-
-
