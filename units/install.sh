@@ -88,7 +88,8 @@ END
 
     # A copy, so that nothing built lands, owned by root, in the user's clone. A kept one still holds the compiled
     # kernels, and serves for as long as none of their files has changed.
-    kernels=$(cd "$source" && find setup.py pyproject.toml src/syntrop/runtimed/kernels -name '*.pyc' -o -type f \
+    kernels=$(cd "$source" && find setup.py pyproject.toml src/syntrop/runtimed/kernels src/syntrop/toold/sandbox \
+        -name '*.pyc' -o -type f \
         -exec sha256sum {} + | sort | sha256sum | cut -c1-16)
     copy=$tools/source-$kernels
     for old in "$tools"/source-*; do
