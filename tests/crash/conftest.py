@@ -27,3 +27,10 @@ def laboratory() -> Iterator[Callable[[Scenario], Laboratory]]:
     yield get
     for one in made.values():
         one.close()
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Each proof for each scenario of its class (see `proofs.py`)."""
+    if "lab" in metafunc.fixturenames:
+        scenarios = metafunc.cls.SCENARIOS
+        metafunc.parametrize("lab", scenarios, indirect=True, ids=[one.name for one in scenarios])

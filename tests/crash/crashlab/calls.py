@@ -75,7 +75,7 @@ READ = {0: "read", 17: "pread64", 19: "readv", 295: "preadv", 327: "preadv2", 21
 BLIND = {9: "mmap", 425: "io_uring_setup"}
 
 _CONDITIONS = {16: (1, 0xFFFFFFFF, FICLONE), 9: (3, 0x01, 0x01)}
-_ADDING = ("openat", "open", "creat", "openat2", "mkdir", "mkdirat", "link", "linkat", "symlink", "symlinkat")
+_ADDING = ("mkdir", "mkdirat", "link", "linkat", "symlink", "symlinkat", "rename", "renameat", "renameat2")
 
 
 def traced(*, reads: bool) -> dict[int, tuple[int, int, int] | None]:
@@ -107,7 +107,9 @@ class Action:
     @property
     def fills(self) -> bool:
         """Whether it needs room on the disk."""
-        return self.kind in ("data", "open") or self.name in _ADDING or "setxattr" in self.name
+        if self.kind == "names":
+            return self.name in _ADDING
+        return self.kind in ("data", "open") or "setxattr" in self.name
 
     def __str__(self) -> str:
         return f"{self.name} {self.where}"

@@ -19,24 +19,33 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 ROOT = 0
 FULL, ZEROS, TORN, SHORT = "full", "zeros", "torn", "short"
 
 
-@dataclass(frozen=True)
 class Node:
     """A file (`data`), link (`target`) or folder (`entries`)."""
 
-    kind: str
-    mode: int = 0o600
-    owner: tuple[int, int] = (0, 0)
-    data: bytes = b""
-    target: str = ""
-    entries: dict[str, int] = field(default_factory=dict)
-    xattrs: dict[str, bytes] = field(default_factory=dict)
-    times: tuple[int, int] | None = None  # only where set by hand
+    __slots__ = ("data", "entries", "kind", "mode", "owner", "target", "times", "xattrs")
+
+    def __init__(self, kind: str, mode: int = 0o600, owner: tuple[int, int] = (0, 0)) -> None:
+        self.kind = kind
+        self.mode = mode
+        self.owner = owner
+        self.data = b""
+        self.target = ""
+        self.entries: dict[str, int] = {}
+        self.xattrs: dict[str, bytes] = {}
+        self.times: tuple[int, int] | None = None
+        """Of access and modification in nanoseconds; matter only where they were set by hand."""
+
+    def copy(self) -> Node:
+        other = Node(self.kind, self.mode, self.owner)
+        other.data, other.target, other.times = self.data, self.target, self.times
+        other.entries, other.xattrs = dict(self.entries), dict(self.xattrs)
+        return other
 
 
 Tree = dict[int, Node]
@@ -116,40 +125,38 @@ class Log:
 
 def apply(log: Log, chosen: dict[int, str]) -> Tree:
     """The tree with the chosen events on it (index: how much of it)."""
-    tree = dict(log.base)
+    tree = {**log.born, **log.base}
+    ours: set[int] = set()
+
+    def node(number: int) -> Node:
+        if number not in ours:
+            ours.add(number)
+            tree[number] = tree[number].copy()
+        return tree[number]
+
     for index in sorted(chosen):
         event = log.events[index]
         if isinstance(event, Names):
             for folder, name, target in event.changes:
-                node = _node(tree, log, folder)
-                entries = dict(node.entries)
                 if target is None:
-                    entries.pop(name, None)
+                    node(folder).entries.pop(name, None)
                 else:
-                    entries[name] = target
-                tree[folder] = replace(node, entries=entries)
+                    node(folder).entries[name] = target
         elif isinstance(event, Data):
-            node = _node(tree, log, event.node)
-            tree[event.node] = replace(node, data=_written(node.data, event, chosen[index]))
+            changed = node(event.node)
+            changed.data = _written(changed.data, event, chosen[index])
         elif isinstance(event, Size):
-            node = _node(tree, log, event.node)
-            tree[event.node] = replace(node, data=node.data[: event.size].ljust(event.size, b"\0"))
+            changed = node(event.node)
+            changed.data = changed.data[: event.size].ljust(event.size, b"\0")
         elif isinstance(event, Attribute):
-            node = _node(tree, log, event.node)
+            changed = node(event.node)
             if event.key in ("mode", "owner", "times"):
-                tree[event.node] = replace(node, **{event.key: event.value})
+                setattr(changed, event.key, event.value)
+            elif event.value is None:
+                changed.xattrs.pop(event.key, None)
             else:
-                xattrs = {name: value for name, value in node.xattrs.items() if name != event.key}
-                if event.value is not None:
-                    xattrs[event.key] = event.value  # type: ignore[assignment]
-                tree[event.node] = replace(node, xattrs=xattrs)
-    for number, node in log.born.items():
-        tree.setdefault(number, node)
+                changed.xattrs[event.key] = event.value  # type: ignore[assignment]
     return tree
-
-
-def _node(tree: Tree, log: Log, number: int) -> Node:
-    return tree.get(number) or log.born[number]
 
 
 def _written(old: bytes, event: Data, how: str) -> bytes:
@@ -204,9 +211,24 @@ def outcomes(
         if isinstance(event, Ack):
             acked = (*acked, event.value)
         elif isinstance(event, Sync):
-            for index in range(point):
-                if _covers(event, log.events[index]):
-                    safe |= _closed({index}, needs)
+            safe |= _made_safe(log, event, point, needs)
+
+
+def endings(log: Log) -> Iterator[dict[int, str]]:
+    """A few crashes after the last event: nothing of what is pending on disk, each change alone, each missing."""
+    needs = _needs(log)
+    safe: set[int] = set()
+    for index, event in enumerate(log.events):
+        if isinstance(event, Sync):
+            safe |= _made_safe(log, event, index, needs)
+    pending = [i for i, one in enumerate(log.events) if i not in safe and isinstance(one, Change)]
+    for choice in _subsets(log, pending, needs, 0, 0, random.Random(0)):
+        if all(how == FULL for how in choice.values()):
+            yield {**dict.fromkeys(safe, FULL), **choice}
+
+
+def _made_safe(log: Log, sync: Sync, point: int, needs: dict[int, set[int]]) -> set[int]:
+    return _closed({index for index in range(point) if _covers(sync, log.events[index])}, needs)
 
 
 def _covers(sync: Sync, event: Event) -> bool:
@@ -261,7 +283,7 @@ def _subsets(
     if len(pending) <= exhaustive:
         for mask in range(1 << len(pending)):
             yield from fresh({one for bit, one in enumerate(pending) if mask >> bit & 1})
-    else:
+    elif samples:
         for count in range(len(pending)):
             yield from fresh(set(pending[:count]))
         for _ in range(samples):

@@ -5,11 +5,10 @@ from __future__ import annotations
 
 import os
 import stat
-from dataclasses import replace
 
 from crashlab import trees
 from crashlab.calls import Action
-from crashlab.model import Ack, Attribute, Change, Data, Log, Names, Size, Sync, fingerprint
+from crashlab.model import FULL, Ack, Attribute, Change, Data, Log, Names, Size, Sync, apply, fingerprint
 
 _MAKING = ("mkdir", "mkdirat", "symlink", "symlinkat", "mknod", "mknodat")
 _TIMES = ("utime", "utimes", "futimesat", "utimensat")
@@ -21,7 +20,7 @@ class Recorder:
     def __init__(self, root: str) -> None:
         self._root = root
         self._mirror, self._numbers = trees.snapshot(root)
-        self.log = Log({at: replace(node, entries=dict(node.entries)) for at, node in self._mirror.items()})
+        self.log = Log({number: node.copy() for number, node in self._mirror.items()})
 
     def ack(self, value: str) -> None:
         self.log.events.append(Ack(value))
@@ -44,7 +43,8 @@ class Recorder:
     def verify(self) -> None:
         """Whether the log explains everything that is there now; raises AssertionError."""
         found, _ = trees.snapshot(self._root)
-        assert fingerprint(found) == fingerprint(self._mirror), "something changed that was not recorded"
+        whole = apply(self.log, dict.fromkeys(range(len(self.log.events)), FULL))
+        assert fingerprint(found) == fingerprint(whole), "something changed that was not recorded"
 
     def _number(self, path: str) -> int:
         return self._numbers[os.stat(path).st_ino]
@@ -56,7 +56,8 @@ class Recorder:
         # Also when the inode number is one that a removed file had.
         self._numbers[status.st_ino] = number
         self._mirror[number] = node
-        self.log.born[number] = replace(node, data=b"", entries={})
+        born = self.log.born[number] = node.copy()
+        born.data = b""
         return number
 
     def _names(self, action: Action, what: str) -> None:
@@ -98,7 +99,8 @@ class Recorder:
             if old.xattrs.get(name) != new.xattrs.get(name):
                 events.append(Attribute(number, name, new.xattrs.get(name), what))
         self.log.events += events
-        self._mirror[number] = replace(new, entries=old.entries)
+        new.entries = old.entries
+        self._mirror[number] = new
 
 
 def _content(number: int, old: bytes, new: bytes, what: str) -> list[Change]:

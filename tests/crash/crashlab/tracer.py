@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import errno
-import gc
 import json
 import os
 import signal
@@ -50,10 +49,11 @@ class Fault:
     lasting: bool = False
     short: bool = False
 
-    def hits(self, action: Action) -> bool:
+    def hits(self, action: Action, seen: list[Action]) -> bool:
         if self.number in (errno.ENOSPC, errno.EDQUOT):
             return action.fills
-        return True
+        # Reading the same again fails the same way.
+        return action.kind != "read" or all(str(action) != str(one) for one in seen)
 
 
 @dataclass
@@ -78,7 +78,6 @@ def run(
 ) -> Outcome:
     """Run `operate(root, acknowledge)` in a child; what it does elsewhere than below `root` is its own affair."""
     reads = isinstance(plan, Fault) and plan.number == errno.EIO
-    gc.collect()
     child = os.fork()
     if child == 0:
         _child(operate, root, errors, reads)
@@ -178,7 +177,7 @@ class _Tracer:
         ptrace.proceed(pid, to_exit=True)
 
     def _fails(self, pid: int, values: ptrace.Registers, action: Action, plan: Fault) -> bool:
-        if not plan.hits(action):
+        if not plan.hits(action, self._outcome.actions[:-1]):
             return False
         now = self._count == plan.at
         self._count += 1
@@ -208,14 +207,14 @@ class _Tracer:
         action = self._current[1]
         plan = self._plan
         site = self._sites.pop(pid, ()) if action.kind == "sync" else ()
-        if isinstance(plan, Kill) and plan.phase != BEFORE and self._count == plan.at + 1:
-            self._outcome.hit = str(action)
-            self._die()
-            return
         if self._recorder is not None:
             result = ptrace.registers(pid).result
             if result >= 0:
                 self._recorder.done(action, result, site)
+        if isinstance(plan, Kill) and plan.phase != BEFORE and self._count == plan.at + 1:
+            self._outcome.hit = str(action)
+            self._die()
+            return
         self._current = None
         ptrace.proceed(pid)
         self._next()

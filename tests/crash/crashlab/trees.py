@@ -14,20 +14,18 @@ def look(path: str) -> Node:
     """One file, folder (without its entries) or link. A path through /proc/PID/fd/ is the file itself."""
     follow = path.startswith("/proc/")
     status = os.stat(path, follow_symlinks=follow)
-    mode, owner = stat.S_IMODE(status.st_mode), (status.st_uid, status.st_gid)
-    times = (status.st_atime_ns, status.st_mtime_ns)
-    if stat.S_ISLNK(status.st_mode):
-        return Node("link", 0o777, owner, target=os.readlink(path))
-    xattrs = {
-        name: os.getxattr(path, name, follow_symlinks=follow)
-        for name in os.listxattr(path, follow_symlinks=follow)
-        if not name.startswith("security.selinux")
-    }
-    if stat.S_ISDIR(status.st_mode):
-        return Node("dir", mode, owner, xattrs=xattrs)
-    if not stat.S_ISREG(status.st_mode):
-        return Node("other", mode, owner)
-    return Node("file", mode, owner, data=content(path), xattrs=xattrs, times=times)
+    kinds = {stat.S_IFDIR: "dir", stat.S_IFREG: "file", stat.S_IFLNK: "link"}
+    kind = kinds.get(stat.S_IFMT(status.st_mode), "other")
+    node = Node(kind, stat.S_IMODE(status.st_mode), (status.st_uid, status.st_gid))
+    if kind == "link":
+        node.target = os.readlink(path)
+    if kind in ("dir", "file"):
+        for name in os.listxattr(path, follow_symlinks=follow):
+            node.xattrs[name] = os.getxattr(path, name, follow_symlinks=follow)
+    if kind == "file":
+        node.data = content(path)
+        node.times = (status.st_atime_ns, status.st_mtime_ns)
+    return node
 
 
 def content(path: str) -> bytes:
