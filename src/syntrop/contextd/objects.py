@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Contents by their SHA-256, compressed, in 64 packs: what files were before they changed.
+
+    objects/<first 6 bits of the digest, 2 hex digits>.pack
+
+A pack's record is the digest (32 bytes) and the deflated content. Packs are rewritten only by `keep_only()`, in
+one step each.
+"""
+
+from __future__ import annotations
+
+import os
+import zlib
+
+from syntrop.contextd import ledger
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+SHARDS = 64
+_CACHED = 16  # indexes kept in memory
+
+
+class Objects:
+    """The packs below a folder. Not to be used by two threads at once."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+        self._indexes: dict[int, tuple[dict[bytes, int], int]] = {}
+
+    def put(self, contents: Iterable[bytes]) -> list[str]:
+        """Keep contents durably; their digests in hexadecimal, in order."""
+        from hashlib import sha256
+
+        digests = []
+        fresh: dict[int, dict[bytes, bytes]] = {}
+        for content in contents:
+            digest = sha256(content).digest()
+            digests.append(digest.hex())
+            shard = digest[0] % SHARDS
+            if digest not in self._index(shard)[0] and digest not in fresh.get(shard, {}):
+                fresh.setdefault(shard, {})[digest] = digest + zlib.compress(content, 6)
+        if fresh and not os.path.isdir(self._folder):
+            ledger.make_folder(self._folder)
+        for shard, found in fresh.items():
+            index, size = self._index(shard)
+            self._indexes.pop(shard, None)  # until the append has worked, what is there is unknown
+            offsets = ledger.append(self._path(shard), list(found.values()), size)
+            index.update(zip(found, offsets, strict=True))
+            end = offsets[-1] + len(ledger.frame(next(reversed(found.values()))))
+            self._indexes[shard] = (index, end)
+        return digests
+
+    def get(self, digest: str) -> bytes | None:
+        """A content; None when it is not kept any more, or damaged."""
+        from hashlib import sha256
+
+        raw = bytes.fromhex(digest)
+        shard = raw[0] % SHARDS
+        offset = self._index(shard)[0].get(raw)
+        if offset is None:
+            return None
+        payload = ledger.read_record(self._path(shard), offset)
+        if payload is None or payload[:32] != raw:
+            return None
+        try:
+            content = zlib.decompress(payload[32:])
+        except zlib.error:
+            return None
+        return content if sha256(content).digest() == raw else None
+
+    def size(self) -> int:
+        """Bytes on the disk."""
+        total = 0
+        for shard in range(SHARDS):
+            try:
+                total += os.stat(self._path(shard)).st_size
+            except FileNotFoundError:
+                pass
+        return total
+
+    def keep_only(self, digests: set[bytes]) -> int:
+        """Forget all contents but these; the bytes given back. A pack with little to forget is left alone."""
+        reclaimed = 0
+        for shard in range(SHARDS):
+            data = ledger.read(self._path(shard))
+            kept = [payload for _, payload in ledger.records(data) if payload[:32] in digests]
+            wanted = sum(len(payload) + 12 for payload in kept)
+            if len(data) - wanted > len(data) // 4:
+                self._indexes.pop(shard, None)
+                ledger.rewrite(self._path(shard), kept)
+                reclaimed += len(data) - wanted
+        return reclaimed
+
+    def _path(self, shard: int) -> str:
+        return os.path.join(self._folder, f"{shard:02x}.pack")
+
+    def _index(self, shard: int) -> tuple[dict[bytes, int], int]:
+        found = self._indexes.get(shard)
+        if found is None:
+            data = ledger.read(self._path(shard))
+            found = ({payload[:32]: at for at, payload in ledger.records(data)}, ledger.end(data))
+            while len(self._indexes) >= _CACHED:
+                del self._indexes[next(iter(self._indexes))]
+            self._indexes[shard] = found
+        return found
