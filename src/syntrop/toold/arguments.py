@@ -34,7 +34,7 @@ class Unsound(Exception):
 
 
 class Parameter:
-    """A typed parameter of a tool. `minimum` and `maximum` hold for numbers, `choices` and `pattern` for strings."""
+    """A typed parameter of a tool. `minimum` and `maximum` hold for numbers, the others for strings."""
 
     __slots__ = ("choices", "description", "kind", "maximum", "minimum", "name", "optional", "pattern")
 
@@ -59,7 +59,9 @@ class Parameter:
         """The value of an argument. Raises Unsound."""
         if not text or len(text.encode("utf-8", "surrogatepass")) > LENGTH_MAX:
             raise Unsound(self.name, "empty, or longer than 4096 bytes")
-        if any(ord(letter) < 32 or 0x7F <= ord(letter) < 0xA0 or 0xD800 <= ord(letter) < 0xE000 for letter in text):
+        if any(
+            ord(letter) < 32 or 0x7F <= ord(letter) < 0xA0 or 0xD800 <= ord(letter) < 0xE000 for letter in text
+        ):
             raise Unsound(self.name, "control characters")
         if self.kind == INT:
             return self._number(text)

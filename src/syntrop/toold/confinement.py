@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a confined process or thread may reach, and starting one. Fail-closed: a layer that is missing is an error.
 
-The layers, all needed: closed descriptors, a session of its own that dies with us, resource limits, no capabilities,
-no-new-privileges, Landlock (`LANDLOCK_MIN` or newer) and our system call filter. Wanted, and used where the machine
-allows them: private namespaces, and a control group (see `runner`).
+The layers, all needed: closed descriptors, a session of its own that dies with us, resource limits, no
+capabilities, no-new-privileges, Landlock (`LANDLOCK_MIN` or newer) and our system call filter. Wanted, and used
+where the machine allows them: private namespaces, and a control group (see `runner`).
 
 Landlock 2 (Linux 5.19) is enough because the filter closes what later versions cover: it has no truncate(2), no
 Internet or Unix sockets, no signals to others, no ioctl(2) on devices. Newer versions are used where they are.
@@ -84,7 +84,7 @@ def handled(abi: int) -> tuple[int, int, int]:
 
 
 class Limits:
-    """Resource limits: seconds of CPU, bytes of address space, descriptors, bytes of a file, processes of the user."""
+    """Resource limits: seconds of CPU, bytes of address space, descriptors, bytes of a file, processes."""
 
     __slots__ = ("address_space", "cpu", "descriptors", "file_size", "processes")
 
@@ -141,19 +141,21 @@ def start(
     library = _library()
     ffi, lib = library.ffi, library.lib
     kept: list[Any] = []
-    files, net, scoped = handled(int(lib.syn_landlock_abi()))
+    handled_fs, handled_net, scoped = handled(int(lib.syn_landlock_abi()))
     spec = ffi.new("struct syn_spawn *")
     spec.program = _text(ffi, kept, argv[0])
     spec.argv = _array(ffi, kept, argv)
     spec.envp = _array(ffi, kept, [f"{name}={value}" for name, value in environment.items()])
     spec.out, spec.err, spec.cgroup, spec.layers = out, err, group, layers
     spec.namespaces = _NEWUSER | _NEWIPC | _NEWUTS | (_NEWNET if private_network else 0)
-    spec.landlock.handled_fs, spec.landlock.handled_net, spec.landlock.scoped = files, net, scoped
+    spec.landlock.handled_fs, spec.landlock.handled_net = handled_fs, handled_net
+    spec.landlock.scoped = scoped
     _put_rules(ffi, kept, spec.landlock, [*rules, *_to_run(argv[0])])
     pairs = limits.pairs()
     limit_array = ffi.new("struct syn_limit[]", len(pairs))
     for index, (kind, value) in enumerate(pairs):
-        limit_array[index].resource, limit_array[index].value = kind, value
+        limit_array[index].resource = kind
+        limit_array[index].value = value
     spec.limits, spec.limit_count = limit_array, len(pairs)
     try:
         code = bpf.build(os.uname().machine, families=families, files=files, processes=processes)
@@ -184,7 +186,7 @@ def confine_thread(rules: Sequence[Rule]) -> None:
 
 def _library() -> Any:
     try:
-        from syntrop.toold import _confine
+        import syntrop.toold._confine as _confine
     except ImportError as error:
         raise SandboxError(f"this installation has no sandbox: {error}") from None
     return _confine
@@ -212,9 +214,14 @@ def _put_rules(ffi: Any, kept: list[Any], landlock: Any, rules: Sequence[Rule]) 
     kept.append(array)
     for index, rule in enumerate(rules):
         # The kernel refuses rights of folders on what is a file.
-        access = rule.access if os.path.isdir(rule.path) else rule.access & (EXECUTE | WRITE_FILE | READ_FILE | TRUNCATE)
+        access = (
+            rule.access
+            if os.path.isdir(rule.path)
+            else rule.access & (EXECUTE | WRITE_FILE | READ_FILE | TRUNCATE)
+        )
         array[index].path = _text(ffi, kept, rule.path)
-        array[index].access, array[index].optional = access, rule.optional
+        array[index].access = access
+        array[index].optional = rule.optional
     landlock.rules, landlock.count = array, len(rules)
 
 

@@ -28,7 +28,14 @@ _O_ACCMODE, _O_TRUNC = 0o3, 0o1000
 _PROT_WRITE, _PROT_EXEC = 2, 4
 _CLONE_NAMESPACES = 0x7E020080  # every CLONE_NEW…
 _TCGETS, _TIOCGWINSZ, _FIONREAD = 0x5401, 0x5413, 0x541B
-_PRCTL = (3, 15, 16, 23, 39, 0x53564D41)  # GET_DUMPABLE, SET_NAME, GET_NAME, CAPBSET_READ, GET_NO_NEW_PRIVS, SET_VMA
+_PRCTL = (
+    3,
+    15,
+    16,
+    23,
+    39,
+    0x53564D41,
+)  # GET_DUMPABLE, SET_NAME, GET_NAME, CAPBSET_READ, GET_NO_NEW_PRIVS, SET_VMA
 
 SOCKET_CALLS = (
     "bind", "getsockname", "sendto", "recvfrom", "sendmsg", "recvmsg", "setsockopt", "getsockopt", "shutdown",
@@ -62,7 +69,9 @@ def pack(program: list[Instruction]) -> bytes:
     return b"".join(struct.pack("=HBBI", *one) for one in program)
 
 
-def assemble(machine: str, *, families: Iterable[int] = (), files: bool = False, processes: bool = False) -> list[Instruction]:
+def assemble(
+    machine: str, *, families: Iterable[int] = (), files: bool = False, processes: bool = False
+) -> list[Instruction]:
     """The instructions of the filter. Raises Unsupported."""
     if machine not in ARCHITECTURES:
         raise Unsupported(f"no system call filter for {machine}; there is one for {', '.join(ARCHITECTURES)}")

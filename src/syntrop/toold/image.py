@@ -44,7 +44,20 @@ class Mismatch(ImageError):
 class Image:
     """A file, link or folder at one moment, or its absence. A folder's image does not hold what is in it."""
 
-    __slots__ = ("atime_ns", "blob", "content", "digest", "gid", "kind", "mode", "mtime_ns", "size", "target", "uid", "xattrs")
+    __slots__ = (
+        "atime_ns",
+        "blob",
+        "content",
+        "digest",
+        "gid",
+        "kind",
+        "mode",
+        "mtime_ns",
+        "size",
+        "target",
+        "uid",
+        "xattrs",
+    )
 
     def __init__(self, kind: str = ABSENT) -> None:
         self.kind = kind
@@ -208,11 +221,11 @@ def _capture(place: Place, bytes_max: int) -> Image:
                 continue  # changed under us: look again
             raise
         try:
-            image = _capture_open(place, handle, bytes_max)
+            opened = _capture_open(place, handle, bytes_max)
         finally:
             os.close(handle)
-        if image is not None:
-            return image
+        if opened is not None:
+            return opened
     raise Changing(f"{place.path} is being written to")
 
 
@@ -251,20 +264,14 @@ def _take_status(image: Image, status: os.stat_result) -> None:
 
 
 def _xattrs(where: int | str) -> dict[str, bytes]:
+    follow = isinstance(where, int)  # by descriptor there is nothing to follow, and Python wants it so
     try:
-        return {name: os.getxattr(where, name, follow_symlinks=False) for name in _listed(where)} if isinstance(
-            where, str
-        ) else {name: os.getxattr(where, name) for name in _listed(where)}
+        names = sorted(os.listxattr(where, follow_symlinks=follow))
+        return {name: os.getxattr(where, name, follow_symlinks=follow) for name in names}
     except OSError as error:
         if error.errno in (errno.ENOTSUP, errno.ENODATA):
             return {}
         raise
-
-
-def _listed(where: int | str) -> list[str]:
-    if isinstance(where, str):
-        return sorted(os.listxattr(where, follow_symlinks=False))
-    return sorted(os.listxattr(where))
 
 
 def _settable(name: str) -> bool:

@@ -37,7 +37,7 @@ _FOLDERS = ("/usr/sbin", "/usr/bin", "/sbin", "/bin")
 
 
 class Command:
-    """A program and what it needs: seconds it may run, what it reads, which sockets, whether a folder to write in."""
+    """A program and what it needs: seconds, what it reads, which sockets, whether a folder to write in."""
 
     __slots__ = ("argv", "families", "private_network", "processes", "reads", "scratch", "timeout")
 
@@ -108,14 +108,21 @@ def find_program(name: str) -> str:
 
 
 def run(
-    command: Command, *, cancel: Cancel | None = None, groups: str | None = None, layers: int = confinement.ALL_LAYERS
+    command: Command,
+    *,
+    cancel: Cancel | None = None,
+    groups: str | None = None,
+    layers: int = confinement.ALL_LAYERS,
 ) -> Outcome:
     """Run a command to its end, or to the end of its time. Raises SandboxError and OSError; then nothing is left.
 
     `groups` is the folder of a control group that is ours (`Delegate=`): the command gets one below it.
     """
     with _Scratch(command.scratch) as scratch, _Group(groups) as group:
-        argv = [find_program(command.argv[0]) if "/" not in command.argv[0] else command.argv[0], *command.argv[1:]]
+        argv = [
+            find_program(command.argv[0]) if "/" not in command.argv[0] else command.argv[0],
+            *command.argv[1:],
+        ]
         rules = [Rule(path) for path in command.reads]
         environment = dict(ENVIRONMENT)
         if scratch:
@@ -272,7 +279,7 @@ class _Group:
                 if error.errno != errno.ENODEV:
                     raise
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *_error: object) -> None:
         if not self._path:
             return
         os.close(self.handle)

@@ -23,7 +23,7 @@ from syntrop.toold.image import FOLDER, INLINE_MAX, Image
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
     from typing import Any
 
 FOLDER_NAME = "rollbacks"
@@ -45,11 +45,11 @@ class Damaged(UndoError):
 
 
 class Step:
-    """One path of a change, as it was and as it will be."""
+    """One path of a change, as it was and as it will be; None where somebody else (the manager) writes it."""
 
     __slots__ = ("after", "before", "path")
 
-    def __init__(self, path: str, before: Image, after: Image) -> None:
+    def __init__(self, path: str, before: Image, after: Image | None) -> None:
         self.path, self.before, self.after = path, before, after
 
 
@@ -65,7 +65,19 @@ class UnitState:
 class Record:
     """A change, complete: who asked for what, what it touches, and how each of it was before."""
 
-    __slots__ = ("caller", "id", "reload", "state", "steps", "summary", "target_path", "target_unit", "timestamp_us", "tool", "undoes")
+    __slots__ = (
+        "caller",
+        "id",
+        "reload",
+        "state",
+        "steps",
+        "summary",
+        "target_path",
+        "target_unit",
+        "timestamp_us",
+        "tool",
+        "undoes",
+    )
 
     def __init__(
         self,
@@ -111,7 +123,11 @@ class Record:
                 "active_after": self.state.active_after,
             },
             "steps": [
-                {"path": os.fsencode(step.path).hex(), "before": step.before.to_json(), "after": step.after.to_json()}
+                {
+                    "path": os.fsencode(step.path).hex(),
+                    "before": step.before.to_json(),
+                    "after": step.after and step.after.to_json(),
+                }
                 for step in self.steps
             ],
         }
@@ -129,14 +145,12 @@ class Record:
                 Step(
                     os.fsdecode(bytes.fromhex(step["path"])),
                     Image.from_json(step["before"], blobs),
-                    Image.from_json(step["after"], blobs),
+                    None if step["after"] is None else Image.from_json(step["after"], blobs),
                 )
                 for step in value["steps"]
             ],
             state=state
-            and UnitState(
-                state["unit"], active_before=state["active_before"], active_after=state["active_after"]
-            ),
+            and UnitState(state["unit"], active_before=state["active_before"], active_after=state["active_after"]),
             reload=value["reload"],
             target_path=value["target_path"],
             target_unit=value["target_unit"],
@@ -148,7 +162,7 @@ class Record:
 
 
 def prepare(root: str, record: Record) -> Record:
-    """Put a record on disk, with an id and the time. From here on a crash rolls the change back. Raises OSError."""
+    """Put a record on disk, with an id and the time. A crash from here on rolls the change back. OSError."""
     import time
 
     folder = _folder(root)
@@ -167,9 +181,11 @@ def prepare(root: str, record: Record) -> Record:
 def carry_out(record: Record) -> None:
     """Make every step of a prepared record, and look whether it came out. Raises ImageError and OSError."""
     for index, step in enumerate(record.steps):
-        images.restore(step.after, step.path, _temporary(record, index))
+        if step.after is not None:
+            images.restore(step.after, step.path, _temporary(record, index))
     for step in record.steps:
-        images.verify(step.after, step.path)
+        if step.after is not None:
+            images.verify(step.after, step.path)
 
 
 def commit(root: str, record: Record) -> None:
@@ -241,7 +257,7 @@ def find(root: str, record_id: str) -> Record:
 
 def listing(root: str, *, since_us: int = 0, limit: int = 50) -> list[Record]:
     """Changes that were made since then, newest first. Damaged records are left out."""
-    found = []
+    found: list[Record] = []
     for record_id in sorted(_ids(root, DONE), key=_when, reverse=True):
         if len(found) >= limit or _when(record_id)[0] < since_us:
             break
@@ -339,7 +355,8 @@ def _write_blobs(folder: str, blobs: str, record: Record) -> None:
         image
         for step in record.steps
         for image in (step.before, step.after)
-        if image.blob is not None or (image.content is not None and len(image.content) > INLINE_MAX)
+        if image is not None
+        and (image.blob is not None or (image.content is not None and len(image.content) > INLINE_MAX))
     ]
     if not large:
         return
@@ -397,28 +414,19 @@ def _sync(folder: str) -> None:
         os.close(handle)
 
 
-def recover(root: str, *, ready: Callable[[Record], None] = lambda record: None) -> list[tuple[Record, str]]:
-    """Put back every change that was cut short. What became of each: `""`, or why it could not be put back.
+def recover(root: str) -> list[tuple[Record, str]]:
+    """Put back every change that was cut short, newest first; what became of each: `""`, or why it could not be.
 
-    `ready` is called with each record before its files are touched. The manager's part is the caller's, *before*
-    it calls `settle`: until then the record stays open, and a crash only makes all of this happen again.
+    For callers without a manager to tell; `changes.Changer.recover` does the same step by step.
     """
     outcomes = []
     for record in unfinished(root):
         try:
-            ready(record)
             put_back(record)
         except (images.ImageError, OSError) as error:
+            fail(root, record.id)
             outcomes.append((record, str(error)))
         else:
+            abandon(root, record)
             outcomes.append((record, ""))
     return outcomes
-
-
-def settle(root: str, outcomes: Iterable[tuple[Record, str]]) -> None:
-    """Close the records of `recover`."""
-    for record, failure in outcomes:
-        if failure:
-            fail(root, record.id)
-        else:
-            abandon(root, record)

@@ -20,5 +20,12 @@ ffi.set_source(
     sources=[os.path.join(HERE, "confine.c")],
     depends=[CDEF],
     include_dirs=[HERE],
-    extra_compile_args=["-std=gnu11", "-O2", "-Wall", "-Wextra", "-Wno-unused-parameter", "-Wno-missing-field-initializers"],
+    extra_compile_args=[
+        "-std=gnu11",
+        "-O2",
+        "-Wall",
+        "-Wextra",
+        "-Wno-unused-parameter",
+        "-Wno-missing-field-initializers",
+    ],
 )
