@@ -161,10 +161,9 @@ def _load() -> ctypes.CDLL:
     if _library is None:
         library = ctypes.CDLL("libsystemd.so.0")  # OSError where it is missing
         for name in (
-            "close", "flush_matches", "add_disjunction", "add_match", "seek_tail",
-            "seek_realtime_usec", "seek_cursor", "test_cursor", "next", "previous", "get_realtime_usec", "get_monotonic_usec",
-            "get_data", "get_cursor",
-            "get_fd", "process", "set_data_threshold",
+            "close", "flush_matches", "add_disjunction", "add_match", "seek_tail", "seek_realtime_usec",
+            "seek_cursor", "test_cursor", "next", "previous", "get_realtime_usec", "get_monotonic_usec",
+            "get_data", "get_cursor", "get_fd", "process", "set_data_threshold",
         ):  # fmt: skip
             function = getattr(library, f"sd_journal_{name}")
             function.restype = ctypes.c_int

@@ -303,7 +303,7 @@ class Keeper:
             time_us=_change_time(path, new),
             unit=_unit_of(path),
             details=details,
-            private=not self._public(path, new or old),
+            private=not all(self._public(path, one) for one in (old, new) if one is not None),
             extra=extra,
         )
 
@@ -315,9 +315,9 @@ class Keeper:
     def _text(self, old: Snapshot | None) -> bytes | None:
         return self.objects.get(old.content) if old is not None and old.content else None
 
-    def _public(self, path: str, one: Snapshot | None) -> bool:
+    def _public(self, path: str, one: Snapshot) -> bool:
         """Whether everybody may read a file: its own mode, and those of the folders above it."""
-        if one is None or not (one.world_readable or one.kind == snapshot.LINK):
+        if not (one.world_readable or one.kind == snapshot.LINK):
             return False
         folder = os.path.dirname(path)
         while len(folder) > 1:

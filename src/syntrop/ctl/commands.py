@@ -62,6 +62,24 @@ def parser() -> argparse.ArgumentParser:
     one.add_argument("--json", action="store_true")
     one.set_defaults(run=_models_starter)
 
+    one = verbs.add_parser("drift", help="see what changed, on the machine or around a unit")
+    one.add_argument("unit", nargs="?", metavar="UNIT", help="rank by what this unit has to do with it")
+    one.add_argument("--since", type=_span, default=86400, metavar="SPAN", help="90, 15min, 2h, 1d (default: 1d)")
+    one.add_argument("--diff", action="store_true", help="show the changes themselves")
+    one.add_argument("--json", action="store_true")
+    one.set_defaults(run=_drift)
+
+    one = verbs.add_parser("events", help="see what happened, follow it, or add to it")
+    one.add_argument("--unit", metavar="UNIT", help="only what concerns this unit")
+    one.add_argument("--since", type=_span, default=86400, metavar="SPAN", help="90, 15min, 2h, 1d (default: 1d)")
+    one.add_argument("--limit", type=int, default=50, metavar="N", help="the newest N (default: 50)")
+    one.add_argument("-f", "--follow", action="store_true", help="show what happens from now on")
+    one.add_argument("--record", metavar="SUMMARY", help="record an event")
+    one.add_argument("--source", default="operator", metavar="NAME", help="who records it (default: operator)")
+    one.add_argument("--details", metavar="TEXT", help="more about what is recorded")
+    one.add_argument("--json", action="store_true")
+    one.set_defaults(run=_events)
+
     one = verbs.add_parser("call", help="make one Varlink call")
     one.add_argument("socket", metavar="SOCKET", help="path, or an endpoint's name such as io.syntrop.Model1")
     one.add_argument("method", metavar="METHOD")
@@ -105,6 +123,32 @@ def _seconds(text: str) -> float:
     if not 0 <= number < float("inf"):
         raise argparse.ArgumentTypeError(f"{text} is no number of seconds")
     return number
+
+
+def _span(text: str) -> int:
+    from syntrop.ctl.chronology import seconds
+
+    try:
+        return seconds(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _drift(options: argparse.Namespace) -> int:
+    from syntrop.ctl import chronology
+    from syntrop.ctl.drift import drift
+
+    return chronology.run(drift(options.unit, options.since, diffs=options.diff, as_json=options.json))
+
+
+def _events(options: argparse.Namespace) -> int:
+    from syntrop.ctl import chronology, events
+
+    if options.record is not None:
+        return chronology.run(events.record(options.source, options.unit, options.record, options.details))
+    if options.follow:
+        return chronology.run(events.follow(options.unit, as_json=options.json))
+    return chronology.run(events.events(options.unit, options.since, options.limit, as_json=options.json))
 
 
 def _up(options: argparse.Namespace) -> int:
