@@ -18,8 +18,8 @@ python=${PYTHON:-/usr/bin/python3}
 source=$(CDPATH='' cd -- "$(dirname -- "$0")/.." && pwd)
 units=$source/units
 daemons="routerd inferenced modeld contextd toold runtimed systemd-sentry"
-sockets="routerd.socket inferenced.socket inferenced-enclave.socket modeld.socket contextd.socket toold.socket
-runtimed.socket systemd-sentry.socket"
+sockets="routerd.socket inferenced.socket inferenced-enclave.socket modeld.socket modeld-pull.socket contextd.socket
+toold.socket runtimed.socket systemd-sentry.socket"
 
 say() { printf '%s\n' "$*"; }
 die() { printf 'install.sh: %s\n' "$*" >&2; exit 1; }
@@ -119,6 +119,7 @@ END
     for daemon in $daemons; do
         launcher "$stage/bin/$daemon" "${daemon#systemd-}" "$prefix/$site"
     done
+    launcher "$stage/bin/modeld-pull" modeld.pull "$prefix/$site"
     launcher "$stage/bin/syntropctl" ctl "$prefix/$site"
     "$python" -m compileall -q -j0 -x '/tests?/' -s "$stage" -p "$prefix" "$stage/$site"
     mkdir -p "$stage/units"
@@ -134,6 +135,7 @@ stop_all() {
     live || return 0
     services=
     for daemon in $daemons; do services="$services $daemon.service"; done
+    systemctl stop 'modeld-pull@*.service' # a pattern: none is no error
     for unit in $services $sockets syntrop-sockets.target; do
         # Not is-active: a crashed daemon that waits for its restart has to go too.
         case $(systemctl show --value -p ActiveState "$unit") in

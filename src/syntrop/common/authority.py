@@ -74,7 +74,6 @@ TOOL_MAINTAIN: Final = Right(
     "tool_maintain", OPERATORS, "run a tool that changes files beyond a unit", "io.syntrop.tool.maintain"
 )
 REMEDY: Final = Right("remedy", OPERATORS, "have an incident acted on", "io.syntrop.incident.remedy")
-FETCH: Final = Right("fetch", OPERATORS, "have something fetched over the network")
 RELOAD: Final = Right("reload", OPERATORS, "have a daemon read its configuration", "io.syntrop.daemon.reload")
 
 RIGHTS: Final = (
@@ -95,7 +94,6 @@ RIGHTS: Final = (
     TOOL_LOOK,
     TOOL_MAINTAIN,
     REMEDY,
-    FETCH,
     RELOAD,
 )
 
@@ -158,8 +156,8 @@ METHODS: Final[dict[str, dict[str, tuple[Right, ...]]]] = {
         "GetStorageStats": (READ,),
     },
     "io.syntrop.Fetch1": {
-        "Resolve": (FETCH,),
-        "Fetch": (FETCH,),
+        "Resolve": (REGISTER,),
+        "Fetch": (REGISTER,),
     },
     "io.syntrop.Context1": {
         "GetUnitContext": (READ,),

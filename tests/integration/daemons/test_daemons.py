@@ -16,7 +16,7 @@ from syntrop.common.varlink.compile import compile_all
 
 NAMES = ["contextd", "inferenced", "modeld", "systemd-sentry", "toold"]
 NOT_BUILT = {
-    "modeld": ["OpenSealed", "Pull", "Check"],
+    "modeld": [],
     "contextd": ["GetUnitContext", "ListRecentDiffs", "ListEvents", "RecordEvent", "Watch"],
     "toold": ["ExecuteTool", "Rollback"],
     "systemd-sentry": [

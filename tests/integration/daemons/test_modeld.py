@@ -67,7 +67,9 @@ class Modeld:
         return len(os.listdir(f"/proc/{self.unit.process.pid}/fd"))
 
     def stored(self) -> set[str]:
-        return {path.name for path in self.unit.state.rglob("*") if path.is_file() and path.name != "lock"}
+        """Files in the store, but for those that only tell when something was used."""
+        files = (path for path in self.unit.state.rglob("*") if path.is_file() and path.parent.name != "uses")
+        return {path.name for path in files if path.name != "lock"}
 
 
 @pytest.fixture
@@ -95,7 +97,9 @@ def test_in_by_descriptor_and_out_by_descriptor(modeld: Modeld) -> None:
     metadata = json.loads(inspected["metadata"])
     assert (metadata["architecture"], metadata["name"], metadata["parameter_count"]) == ("llama", "tiny", 8)
     stats = modeld.call("GetStorageStats").parameters
-    assert stats == {"total_bytes": len(data), "model_count": 1, "pinned_count": 0}
+    assert (stats["total_bytes"], stats["model_count"], stats["pinned_count"]) == (len(data), 1, 0)
+    assert stats["free_bytes"] > 0
+    assert "quota_bytes" not in stats
     for id in ("tiny", "tiny:135m", digest_of(data)):
         opened = modeld.call("Open", id=id)
         assert opened.parameters == {"fd": 0, "size": len(data), "digest": digest_of(data)}
@@ -293,9 +297,10 @@ def test_pins_and_pruning(modeld: Modeld) -> None:
     assert modeld.call("Pin", id="a", allowInteractiveAuthentication=False).error is None
     assert [one["pinned"] for one in modeld.call("List").parameters["models"]] == [True, False]
     opened = modeld.call("Open", id="b")
-    assert modeld.call("Prune", max_bytes=0).parameters == {"reclaimed_bytes": 0, "removed": []}
+    assert modeld.call("Prune", max_bytes=0).parameters == {"reclaimed_bytes": 0, "removed": [], "entries": []}
     os.close(opened.fds[0])
     pruned = modeld.call("Prune", max_bytes=0).parameters
+    assert [one["id"] for one in pruned.pop("entries")] == ["b:latest"]
     assert pruned == {"reclaimed_bytes": sizes["b"], "removed": [digest_of(model("b"))]}
     assert modeld.call("Unpin", id="a").error is None
     assert modeld.call("Prune", max_bytes=10**15).parameters["reclaimed_bytes"] == 0
@@ -354,4 +359,4 @@ def test_every_built_method_is_in_the_interface() -> None:
     from syntrop.modeld.service import Model1
 
     built = {name for name in vars(Model1) if name[0].isupper()}
-    assert built < set(idl.load("io.syntrop.Model1").methods)
+    assert built == set(idl.load("io.syntrop.Model1").methods)
