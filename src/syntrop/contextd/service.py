@@ -25,7 +25,7 @@ DAY = 86400
 SINCE_MAX = 10 * 365 * DAY
 LISTED = 50
 QUEUED_MAX = 1024  # events that a slow watcher may be behind
-SCAN_AFTER = 0.1  # seconds after the start: whoever comes and goes at once costs no look at the machine
+SCAN_AFTER = 0.5  # seconds after the start: whoever comes and goes at once costs no look at the machine
 SCAN_PATIENCE = 20.0  # seconds that a list waits for what changed while we slept
 # Sources that are the chronology's own to tell.
 RESERVED = frozenset(("file", "package", "journal", "kernel", "unit", "coredump", "machine"))

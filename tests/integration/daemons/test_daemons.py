@@ -17,7 +17,7 @@ from syntrop.common.varlink.compile import compile_all
 NAMES = ["contextd", "inferenced", "modeld", "systemd-sentry", "toold"]
 NOT_BUILT = {
     "modeld": [],
-    "contextd": ["GetUnitContext", "ListRecentDiffs", "ListEvents", "RecordEvent", "Watch"],
+    "contextd": [],
     "toold": ["ExecuteTool", "Rollback"],
     "systemd-sentry": [
         "TriageUnit",
