@@ -189,35 +189,43 @@ def free_bytes(folder: str) -> int:
 
 
 class Lock:
-    """An exclusive lock between threads and processes. Its file counts the changes that were made under it.
+    """An exclusive lock between threads and processes. Its file counts how often it was taken and left.
 
-    The count tells a reader in any process whether what it knows still holds. It is not synced: after a power
-    failure no process is left that knows anything.
+    The count tells a reader in any process whether what it knows still holds. It is odd while somebody is at a
+    change, and stays odd when that ends before its time, by an error or a kill: what is seen then may not be on
+    the disk, and must not be built upon before it is. `settle` makes it so. The count itself is not synced: after
+    a power failure nothing is seen that is not on the disk, and no process is left that knows anything.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, settle: Callable[[], object]) -> None:
         self._path = path
+        self._settle = settle
         self._handle = -1
 
     def __enter__(self) -> None:
         self._handle = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(self._handle, fcntl.LOCK_EX)
-            self._count()
+            broken_off = self._count(odd=True)
+            if broken_off:
+                self._settle()
         except BaseException:
             os.close(self._handle)
             raise
 
-    def __exit__(self, *_error: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_error: object) -> None:
         try:
-            self._count()
+            # Also after a change: what was read in the midst of it is not kept beyond it.
+            self._count(odd=kind is not None and issubclass(kind, OSError))
         finally:
             os.close(self._handle)
 
-    def _count(self) -> None:
-        # Before and after: what is read in the midst of a change is not kept beyond it.
-        number = int.from_bytes(os.pread(self._handle, 8, 0), "little") + 1
-        os.pwrite(self._handle, number.to_bytes(8, "little"), 0)
+    def _count(self, *, odd: bool) -> bool:
+        """Count on; whether the number was odd."""
+        number = int.from_bytes(os.pread(self._handle, 8, 0), "little")
+        following = number + 1 if odd != bool(number % 2) else number + 2
+        os.pwrite(self._handle, following.to_bytes(8, "little"), 0)
+        return bool(number % 2)
 
 
 def changes(path: str) -> int:

@@ -120,7 +120,7 @@ def tidy(store: Store, report: Report) -> None:
     """Remove what a crash left half-made, and what names nothing that is there."""
     from time import time
 
-    with disk.Lock(os.path.join(store.root, "lock")):
+    with store.locked():
         index = store.index()
         for digest in index.orphans:
             _drop(os.path.join(store.blobs, digest), report)

@@ -128,7 +128,7 @@ class Store(Catalogue):
         for piece in parts:
             os.fchmod(piece.handle, 0o440)
             os.fsync(piece.handle)
-        with self._locked():
+        with self.locked():
             for piece in parts:
                 disk.link(piece.handle, piece.temporary, self.blobs, piece.digest)
             disk.sync(self.blobs)
@@ -148,7 +148,7 @@ class Store(Catalogue):
         identifier = naming.Identifier(digest=digest)
         self._locate(identifier)
         self.prepare()
-        with self._locked():
+        with self.locked():
             entry = self.find(identifier)
             self._set_tag(name, tag, digest)
         return Entry(digest, name, tag, entry.size, entry.pinned, entry.format)
@@ -157,7 +157,7 @@ class Store(Catalogue):
         """Keep a model from being pruned. Raises NoSuchModel."""
         self.find(identifier)
         self.prepare()
-        with self._locked():
+        with self.locked():
             path = os.path.join(self.pins, self.find(identifier).digest)
             os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
             disk.sync(self.pins)
@@ -166,7 +166,7 @@ class Store(Catalogue):
         """Raises NoSuchModel."""
         entry = self.find(identifier)
         if os.path.isdir(self.pins):
-            with self._locked():
+            with self.locked():
                 disk.unlink(os.path.join(self.pins, entry.digest))
                 disk.sync(self.pins)
 
@@ -182,7 +182,7 @@ class Store(Catalogue):
         """As `prune`, and tells what the removed models were called."""
         if not os.path.isdir(self.blobs):
             return 0, []
-        with self._locked():
+        with self.locked():
             index = self.index()
             return self._evict(index, sum(index.sizes.values()) - limit)
 
@@ -195,7 +195,7 @@ class Store(Catalogue):
             return []
         if not os.path.isdir(self.blobs):
             raise OutOfSpace(request, max(0, request - self._missing(self.index(), request)), 0, 0, 0)
-        with self._locked():
+        with self.locked():
             index = self.index()
             excess = self._missing(index, request)
             busy = {one for one in index.parts if one not in index.pins and self._busy(one, index)}
@@ -214,7 +214,7 @@ class Store(Catalogue):
         disk.make_folders(self.root, *folders)
         if not self._prepared:
             # Whoever made them may have been killed before it came to sync them.
-            for place in (os.path.dirname(self.blobs), self.root):
+            for place in (os.path.dirname(self.blobs), self.root, os.path.dirname(self.root)):
                 disk.sync(place)
             self._prepared = True
 
@@ -223,8 +223,8 @@ class Store(Catalogue):
 
         Returns the digests of those models; whoever has them open keeps what they have.
         """
-        disk.make_folders(self.root, self.quarantine)
-        with self._locked():
+        with self.locked():
+            disk.make_folders(self.root, self.quarantine)
             index = self.index()
             models = [one for one in index.models if digest in index.parts[one]]
             self._untag([*models, digest])
@@ -233,7 +233,6 @@ class Store(Catalogue):
                 if os.path.exists(self._manifest_path(model)):
                     self._isolate(self._manifest_path(model), model)
             disk.sync(self.manifests)
-            disk.sync(self.notes)
             if os.path.exists(self._blob(digest)):
                 self._isolate(self._blob(digest), digest)
             disk.sync(self.quarantine)
@@ -349,5 +348,13 @@ class Store(Catalogue):
         target = os.path.join(self.quarantine, f"{digest}-{os.urandom(4).hex()}")
         os.rename(path, target)
 
-    def _locked(self) -> disk.Lock:
-        return disk.Lock(os.path.join(self.root, "lock"))
+    def locked(self) -> disk.Lock:
+        """The lock under which everything is changed."""
+        return disk.Lock(os.path.join(self.root, "lock"), self._settle)
+
+    def _settle(self) -> None:
+        """Make safe what is there: whoever put it there, or removed something, did not come to sync it."""
+        folders = [self.root, self.blobs, self.manifests, self.notes, self.tags, self.pins, self.quarantine]
+        for place in folders + [os.path.join(self.tags, name) for name in disk.names(self.tags)]:
+            if os.path.isdir(place):
+                disk.sync(place)

@@ -4,8 +4,9 @@
 The model is weaker than any one journalled file system, so that code which holds here holds on all of them:
 
 1. What was there before the log began is safe.
-2. A change of directory entries (create, link, unlink, rename over two folders or one) is atomic. Changes that
-   touch a common (folder, name) reach the disk in order; all others in any order, or not at all.
+2. A change of one directory entry, or a rename within a folder, is atomic. A rename from one folder into another
+   may reach the disk in two steps, the new name first. Changes that touch a common (folder, name) reach the disk
+   in order; all others in any order, or not at all.
 3. A change of a file's content may be there, absent, torn (its first half there), or there in length only
    (zeros), independently of any other change, and of the file's name. So may each change of mode, owner and each
    extended attribute.
@@ -57,6 +58,8 @@ class Names:
 
     changes: tuple[tuple[int, str, int | None], ...]
     what: str = ""
+    second: bool = False
+    """The second step of a rename: never on disk without the event before it."""
 
 
 @dataclass(frozen=True)
@@ -249,6 +252,8 @@ def _needs(log: Log) -> dict[int, set[int]]:
         if isinstance(event, Names):
             keys = [(folder, name) for folder, name, _ in event.changes]
             needs[index] = {last[key] for key in keys if key in last}
+            if event.second:
+                needs[index].add(index - 1)
             last.update(dict.fromkeys(keys, index))
     return needs
 

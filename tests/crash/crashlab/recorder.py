@@ -79,7 +79,11 @@ class Recorder:
                     del entries[name]
                 else:
                     entries[name] = target
-        if changes:
+        new = [one for one in changes if one[2] is not None]
+        old = [one for one in changes if one[2] is None]
+        if new and old and new[0][0] != old[0][0]:
+            self.log.events += [Names(tuple(new), what), Names(tuple(old), f"{what} (the old name)", second=True)]
+        elif changes:
             self.log.events.append(Names(tuple(changes), what))
 
     def _file(self, action: Action, what: str) -> None:
