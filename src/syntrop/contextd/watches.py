@@ -30,7 +30,7 @@ _HANDLE_MAX = 128  # MAX_HANDLE_SZ
 
 _INOTIFY = struct.Struct("iIII")
 _FANOTIFY = struct.Struct("IBBHQii")
-_INFO = struct.Struct("BBHQIi")
+_INFO = struct.Struct("=BBHQIi")
 
 Key = int | tuple[int, int, bytes]
 
