@@ -76,8 +76,9 @@ class Context1:
         self,
         call: Call,
         source: str,
-        summary: str,
         unit: str | None = None,
+        *,
+        summary: str,
         details: str | None = None,
         allowInteractiveAuthentication: bool | None = None,
     ) -> dict[str, Any]:

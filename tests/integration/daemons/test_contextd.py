@@ -130,11 +130,15 @@ def test_changes_are_seen_as_they_happen(machine: Machine) -> None:
     machine.write("/etc/web/new.conf", "1\n")
     machine.write("/etc/systemd/system/web.service.d/x.conf", "[Service]\n")
     os.rename(machine.path("/etc/default/web"), machine.path("/etc/default/web.old"))
+    wanted = {"/etc/web/new.conf", "/etc/systemd/system/web.service.d/x.conf", "/etc/default/web.old"}
     seen: set[str] = set()
-    while not {"/etc/web/new.conf", "/etc/systemd/system/web.service.d/x.conf", "/etc/default/web.old"} <= seen:
-        event = watcher.receive().parameters["event"]
-        assert event["source"] == "file"
-        seen.add(event["summary"].split(" ")[0])
+    pending = b""
+    while not wanted <= seen:
+        *messages, pending = (pending + watcher.socket.recv(65536)).split(b"\0")
+        for message in messages:
+            event = json.loads(message)["parameters"]["event"]
+            assert event["source"] == "file"
+            seen.add(event["summary"].split(" ")[0])
     found = until(lambda: (have := diffs(client)) if "/etc/default/web" in diffs(client) else None)
     assert "hunter2" not in json.dumps(found)
     shutil.rmtree(machine.path("/etc/web"))
