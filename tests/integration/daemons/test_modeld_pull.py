@@ -106,23 +106,28 @@ class Server:
     def answer(self, request: BaseHTTPRequestHandler) -> None:
         resource = self.resources.get(request.path)
         if resource is None:
-            return self.head(request, 404, {"Content-Length": "0"})
+            self.head(request, 404, {"Content-Length": "0"})
+            return
         wanted = request.headers["range"]
         resource.requests.append((wanted, request.headers["authorization"]))
         if resource.secret is not None and request.headers["authorization"] != f"Bearer {resource.secret}":
             challenge = f'Bearer realm="{self.url}/token",service="test",scope="pull"'
-            return self.head(request, 401, {"WWW-Authenticate": challenge, "Content-Length": "0"})
+            self.head(request, 401, {"WWW-Authenticate": challenge, "Content-Length": "0"})
+            return
         fault = resource.faults.pop(0) if resource.faults else resource.always or ("none",)
         if fault[0] == "status":
-            return self.head(request, fault[1], {"Content-Length": "0", **fault[2]})
+            self.head(request, fault[1], {"Content-Length": "0", **fault[2]})
+            return
         if fault[0] == "redirect":
-            return self.head(request, 302, {"Location": fault[1], "Content-Length": "0"})
+            self.head(request, 302, {"Location": fault[1], "Content-Length": "0"})
+            return
         data = resource.data
         start = int(wanted[6:-1]) if wanted and fault[0] != "whole" else 0
         if start and request.headers["if-range"] not in (None, resource.etag):
             start = 0
         if start >= len(data):
-            return self.head(request, 416, {"Content-Length": "0"})
+            self.head(request, 416, {"Content-Length": "0"})
+            return
         headers = {"Connection": "close"}
         if resource.length:
             headers["Content-Length"] = str(len(data) - start)
