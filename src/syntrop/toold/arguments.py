@@ -96,6 +96,8 @@ def unit_name(text: str, parameter: str = "target_unit") -> str:
 
 def absolute_path(text: str, parameter: str = "path") -> str:
     """A path that is absolute and says where it leads: no `..`, no `.`, nothing empty. Raises Unsound."""
+    if text == "/":
+        return text
     parts = text.split("/")
     if parts[0] or len(parts) < 2 or any(part in ("", ".", "..") for part in parts[1:]):
         raise Unsound(parameter, "no absolute path in its plain form")

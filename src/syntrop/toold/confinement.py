@@ -50,6 +50,7 @@ _STAGES = (
     "Landlock",
     "system call filter",
     "exec",
+    "private /tmp",
 )
 
 
@@ -131,12 +132,15 @@ def start(
     processes: bool = False,
     private_network: bool = True,
     group: int = -1,
+    scratch: str | None = None,
     layers: int = ALL_LAYERS,
+    namespaces: bool = True,
 ) -> tuple[int, tuple[str, ...]]:
     """Start a program in the sandbox: its pid, and the namespaces it has for itself. Blocks until it runs.
 
-    `out` and `err` stay the caller's. `group` is a descriptor of the folder of a control group. The rules say what
-    the program reads; what it takes to run it at all is added. Raises SandboxError and OSError; then nothing runs.
+    `out` and `err` stay the caller's. `group` is a descriptor of the folder of a control group, `scratch` a folder
+    that is to be its /tmp. The rules say what it may reach; what it takes to run it at all is added. Only tests
+    leave out layers or namespaces. Raises SandboxError and OSError; then nothing runs.
     """
     library = _library()
     ffi, lib = library.ffi, library.lib
@@ -147,7 +151,10 @@ def start(
     spec.argv = _array(ffi, kept, argv)
     spec.envp = _array(ffi, kept, [f"{name}={value}" for name, value in environment.items()])
     spec.out, spec.err, spec.cgroup, spec.layers = out, err, group, layers
-    spec.namespaces = _NEWUSER | _NEWIPC | _NEWUTS | (_NEWNET if private_network else 0)
+    if namespaces:
+        spec.namespaces = _NEWUSER | _NEWIPC | _NEWUTS | _NEWNS | (_NEWNET if private_network else 0)
+    if scratch is not None:
+        spec.scratch = _text(ffi, kept, scratch)
     spec.landlock.handled_fs, spec.landlock.handled_net = handled_fs, handled_net
     spec.landlock.scoped = scoped
     _put_rules(ffi, kept, spec.landlock, [*rules, *_to_run(argv[0])])

@@ -28,6 +28,7 @@ _O_ACCMODE, _O_TRUNC = 0o3, 0o1000
 _PROT_WRITE, _PROT_EXEC = 2, 4
 _CLONE_NAMESPACES = 0x7E020080  # every CLONE_NEW…
 _TCGETS, _TIOCGWINSZ, _FIONREAD = 0x5401, 0x5413, 0x541B
+_PR_SET_PDEATHSIG = 1
 _PRCTL = (
     3,
     15,
@@ -90,7 +91,13 @@ def assemble(
         "mmap": _unless_both(2, _PROT_WRITE | _PROT_EXEC, errno.EACCES),
         "mprotect": _unless_both(2, _PROT_WRITE | _PROT_EXEC, errno.EACCES),
         "ioctl": _if_one_of(1, (_TCGETS, _TIOCGWINSZ, _FIONREAD), errno.ENOTTY),
-        "prctl": _if_one_of(0, _PRCTL, errno.EPERM),
+        # Its death signal is ours to choose: a change is told to have worked, and does nothing.
+        "prctl": [
+            _load(0),
+            (_JEQ, 0, 1, _PR_SET_PDEATHSIG),
+            (_RETURN, 0, 0, _ERRNO),
+            *_if_one_of(0, _PRCTL, errno.EPERM),
+        ],
         # Its own limits (pid 0), and only to look (no new ones).
         "prlimit64": [
             *_argument(0, 0, errno.EPERM),

@@ -113,6 +113,7 @@ def run(
     cancel: Cancel | None = None,
     groups: str | None = None,
     layers: int = confinement.ALL_LAYERS,
+    namespaces: bool = True,
 ) -> Outcome:
     """Run a command to its end, or to the end of its time. Raises SandboxError and OSError; then nothing is left.
 
@@ -126,8 +127,7 @@ def run(
         rules = [Rule(path) for path in command.reads]
         environment = dict(ENVIRONMENT)
         if scratch:
-            rules.append(Rule(scratch, CHANGE, optional=False))
-            environment["TMPDIR"] = scratch
+            rules.append(Rule("/tmp", CHANGE, optional=False))
         out_read, out_write = os.pipe2(os.O_CLOEXEC)
         err_read, err_write = os.pipe2(os.O_CLOEXEC)
         ends = [out_write, err_write]
@@ -145,7 +145,9 @@ def run(
                 processes=command.processes,
                 private_network=command.private_network,
                 group=group.handle,
+                scratch=None if _own_tmp() else scratch,
                 layers=layers,
+                namespaces=namespaces,
             )
             for end in ends:
                 os.close(end)
@@ -226,8 +228,15 @@ def _kill(pid: int, group: _Group) -> None:
         pass
 
 
+def _own_tmp() -> bool:
+    """Whether our own /tmp is private already (`PrivateTmp=`): a command may have that one."""
+    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
+        mounts = [line.split() for line in file]
+    return any(fields[4] == "/tmp" and "/systemd-private-" in fields[3] for fields in mounts)
+
+
 class _Scratch:
-    """A private folder that a command may write in, gone with it."""
+    """A private folder that a command may write in as its /tmp, gone with it."""
 
     __slots__ = ("_folder",)
 

@@ -14,6 +14,7 @@
 #include <signal.h>
 #include <stdint.h>
 #include <string.h>
+#include <sys/mount.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -196,6 +197,18 @@ static int enter_namespaces(int wanted)
     return entered;
 }
 
+// In a mount namespace of its own only: elsewhere it would be everybody's.
+static int bind_scratch(const char *scratch, int namespaces)
+{
+    if (!(namespaces & CLONE_NEWNS)) {
+        errno = EPERM;
+        return -1;
+    }
+    if (mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) < 0)
+        return -1;
+    return mount(scratch, "/tmp", NULL, MS_BIND, NULL);
+}
+
 struct report {
     struct syn_fault fault;
     int namespaces;
@@ -222,6 +235,8 @@ static void child(const struct syn_spawn *spec, int status, pid_t parent)
         report.namespaces = enter_namespaces(spec->namespaces);
     if (fault->stage)
         ;
+    else if (spec->scratch && bind_scratch(spec->scratch, report.namespaces) < 0)
+        failed(fault, SYN_AT_SCRATCH, 0);
     else if (spec->layers & SYN_CAPS && drop_capabilities() < 0)
         failed(fault, SYN_AT_CAPS, 0);
     else if (spec->layers & SYN_SESSION && die_with_parent(parent) < 0)
