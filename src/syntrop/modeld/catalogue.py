@@ -306,7 +306,7 @@ class Catalogue:
             return {"format": "unknown", "metadata": {"fault": str(error)}}
         finally:
             pieces.dispose(opened)
-        disk.make_folders(self.root, self.notes)
+        disk.make_folders(self.notes)
         atomic.write_json(self._note_path(digest), note)
         return note
 

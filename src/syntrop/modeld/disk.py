@@ -33,19 +33,21 @@ def sync(folder: str) -> None:
         os.close(handle)
 
 
-def make_folders(root: str, *folders: str) -> None:
-    """Make folders below (and with) a root, durably: each name is safe before anything is put there."""
-    for folder in (root, *folders):
+def make_folders(*folders: str) -> set[str]:
+    """Make folders where they are missing; the new names are safe once the folders returned are synced."""
+    unsafe = set()
+    for folder in folders:
         missing = []
         while not os.path.isdir(folder):
             missing.append(folder)
             folder = os.path.dirname(folder)
         for path in reversed(missing):
+            unsafe.add(os.path.dirname(path))
             try:
                 os.mkdir(path, 0o700)
             except FileExistsError:
                 pass  # another thread was faster, but may not have come to sync it
-            sync(os.path.dirname(path))
+    return unsafe
 
 
 def names(folder: str) -> list[str]:

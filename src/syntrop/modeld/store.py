@@ -147,7 +147,6 @@ class Store(Catalogue):
         """Give a name to a model that is there. Raises NoSuchModel."""
         identifier = naming.Identifier(digest=digest)
         self._locate(identifier)
-        self.prepare()
         with self.locked():
             entry = self.find(identifier)
             self._set_tag(name, tag, digest)
@@ -156,7 +155,6 @@ class Store(Catalogue):
     def pin(self, identifier: naming.Identifier) -> None:
         """Keep a model from being pruned. Raises NoSuchModel."""
         self.find(identifier)
-        self.prepare()
         with self.locked():
             path = os.path.join(self.pins, self.find(identifier).digest)
             os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
@@ -211,10 +209,11 @@ class Store(Catalogue):
     def prepare(self) -> None:
         """Make the folders, durably."""
         folders = (self.blobs, self.manifests, self.notes, self.tags, self.pins, self.uses, self.incoming)
-        disk.make_folders(self.root, *folders)
-        if not self._prepared:
+        unsafe = disk.make_folders(*folders)
+        if unsafe or not self._prepared:
+            self._prepared = False
             # Whoever made them may have been killed before it came to sync them.
-            for place in (os.path.dirname(self.blobs), self.root, os.path.dirname(self.root)):
+            for place in unsafe | {os.path.dirname(self.blobs), self.root, os.path.dirname(self.root)}:
                 disk.sync(place)
             self._prepared = True
 
@@ -224,7 +223,8 @@ class Store(Catalogue):
         Returns the digests of those models; whoever has them open keeps what they have.
         """
         with self.locked():
-            disk.make_folders(self.root, self.quarantine)
+            for place in disk.make_folders(self.quarantine):
+                disk.sync(place)
             index = self.index()
             models = [one for one in index.models if digest in index.parts[one]]
             self._untag([*models, digest])
