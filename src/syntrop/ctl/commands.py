@@ -51,11 +51,30 @@ def parser() -> argparse.ArgumentParser:
     one = kinds.add_parser("list", help="list what is stored")
     one.add_argument("--json", action="store_true")
     one.set_defaults(run=_models_list)
-    one = kinds.add_parser("import", help="store a model file")
-    one.add_argument("file", metavar="FILE")
-    one.add_argument("--name", metavar="NAME:TAG", help="default: the file's name")
+    one = kinds.add_parser("import", help="store a model: a file, or a folder of safetensors")
+    one.add_argument("path", metavar="PATH")
+    one.add_argument("--name", metavar="NAME:TAG", help="default: the name of the file or folder")
     one.add_argument("--json", action="store_true")
     one.set_defaults(run=_models_import)
+    one = kinds.add_parser("pull", help="fetch a model from a registry, a hub or an address")
+    one.add_argument("reference", metavar="REFERENCE", help="name:tag, organisation/repository, oci:… or https:…")
+    one.add_argument("--name", metavar="NAME:TAG", help="default: what the reference says")
+    one.add_argument("--format", choices=("gguf", "safetensors"), help="default: gguf")
+    one.add_argument("--quant", metavar="QUANT", help="default: Q4_K_M, or the nearest that there is")
+    one.add_argument("--digest", metavar="sha256:…", help="what it must have")
+    one.add_argument("--json", action="store_true")
+    one.set_defaults(run=_models_pull)
+    for verb, text in (("pin", "never remove a model to make room"), ("unpin", "let it go again")):
+        one = kinds.add_parser(verb, help=text)
+        one.add_argument("model", metavar="MODEL")
+        one.set_defaults(run=_models_pin, wanted=verb == "pin")
+    one = kinds.add_parser("prune", help="remove the models that were used longest ago")
+    one.add_argument("--max-bytes", type=_bytes, required=True, metavar="SIZE", help="what may stay, such as 20G")
+    one.add_argument("--json", action="store_true")
+    one.set_defaults(run=_models_prune)
+    one = kinds.add_parser("fsck", help="read everything again and put aside what is damaged")
+    one.add_argument("--json", action="store_true")
+    one.set_defaults(run=_models_fsck)
     one = kinds.add_parser("fetch-starter", help="download a small model that is ready to use")
     one.add_argument("--import", action="store_true", dest="store", help="and store it, if it is not stored")
     one.add_argument("--to", metavar="FOLDER", help="where to keep the file (default: the user's cache)")
@@ -116,6 +135,12 @@ def _port(text: str) -> int:
     if not 0 <= number <= 65535:
         raise argparse.ArgumentTypeError(f"{number} is no port")
     return number
+
+
+def _bytes(text: str) -> int:
+    from syntrop.ctl.models import parse_size
+
+    return parse_size(text)
 
 
 def _seconds(text: str) -> float:
@@ -191,7 +216,32 @@ def _models_list(options: argparse.Namespace) -> int:
 def _models_import(options: argparse.Namespace) -> int:
     from syntrop.ctl import models
 
-    return models.run(models.import_file(options.file, options.name, options.json))
+    return models.run(models.import_path(options.path, options.name, options.json))
+
+
+def _models_pull(options: argparse.Namespace) -> int:
+    from syntrop.ctl import models
+
+    wanted = {"format": options.format, "quantization": options.quant, "digest": options.digest}
+    return models.run(models.pull(options.reference, options.name, options.json, **wanted))
+
+
+def _models_pin(options: argparse.Namespace) -> int:
+    from syntrop.ctl import models
+
+    return models.run(models.pin(options.model, options.wanted))
+
+
+def _models_prune(options: argparse.Namespace) -> int:
+    from syntrop.ctl import models
+
+    return models.run(models.prune(options.max_bytes, options.json))
+
+
+def _models_fsck(options: argparse.Namespace) -> int:
+    from syntrop.ctl import models
+
+    return models.run(models.fsck(options.json))
 
 
 def _models_starter(options: argparse.Namespace) -> int:
