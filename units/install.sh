@@ -36,6 +36,7 @@ files() {
     for f in "$units"/system-preset/*.preset; do say "$f /usr/lib/systemd/system-preset/${f##*/}"; done
     for f in "$units"/polkit/actions/*.policy; do say "$f /usr/share/polkit-1/actions/${f##*/}"; done
     for f in "$units"/polkit/rules.d/*.rules; do say "$f /usr/share/polkit-1/rules.d/${f##*/}"; done
+    for f in "$units"/catalog/*.catalog; do say "$f /usr/lib/systemd/catalog/${f##*/}"; done
     for f in "$units"/dbus-1/system.d/*.conf; do say "$f /usr/share/dbus-1/system.d/${f##*/}"; done
 }
 
@@ -162,6 +163,7 @@ place() {
 activate() {
     [ -z "$destdir" ] || return 0
     systemd-sysusers syntrop.conf
+    journalctl --update-catalog
     if live; then
         systemd-tmpfiles --create syntrop.conf
         systemctl daemon-reload
@@ -185,7 +187,10 @@ uninstall() {
         shared "$destdir$prefix" | while read -r file; do rm -f "$destdir/usr/share/$file"; done
     fi
     rm -rf "$destdir$prefix"
-    if live; then systemctl daemon-reload; fi
+    if live; then
+        systemctl daemon-reload
+        journalctl --update-catalog
+    fi
     say "removed; models and other state stay in /var/lib/syntrop, settings in /etc/syntrop"
 }
 

@@ -99,6 +99,24 @@ def parser() -> argparse.ArgumentParser:
     one.add_argument("--json", action="store_true")
     one.set_defaults(run=_events)
 
+    one = verbs.add_parser("run", help="run one of toold's tools, or list them")
+    one.add_argument("tool", nargs="?", metavar="TOOL", help="without it, the tools are listed")
+    one.add_argument("arguments", nargs="*", metavar="ARGUMENT", help="what the tool takes, in order")
+    one.add_argument("-u", "--unit", metavar="UNIT", help="unit to work on")
+    one.add_argument("--json", action="store_true")
+    one.set_defaults(run=_run_tool)
+
+    one = verbs.add_parser("rollback", help="take a change of a tool back")
+    one.add_argument("id", metavar="ID", help="identifier, as `run` and `history` print it")
+    one.add_argument("--json", action="store_true")
+    one.set_defaults(run=_rollback)
+
+    one = verbs.add_parser("history", help="list changes of tools that can be taken back")
+    one.add_argument("--since", type=int, default=86400, metavar="SEC", help="how far to look back, in seconds")
+    one.add_argument("--limit", type=int, default=50, metavar="N", help="most changes to list")
+    one.add_argument("--json", action="store_true")
+    one.set_defaults(run=_history)
+
     one = verbs.add_parser("call", help="make one Varlink call")
     one.add_argument("socket", metavar="SOCKET", help="path, or an endpoint's name such as io.syntrop.Model1")
     one.add_argument("method", metavar="METHOD")
@@ -250,6 +268,29 @@ def _models_starter(options: argparse.Namespace) -> int:
     if options.store:
         return models.run(models.import_starter(options.json))
     return models.fetch_starter(options.to)
+
+
+def _run_tool(options: argparse.Namespace) -> int:
+    from syntrop.ctl import run as verb
+    from syntrop.ctl import tooling
+
+    if options.tool is None:
+        return tooling.run(verb.show(options.json))
+    return tooling.run(verb.execute(options.tool, options.arguments, options.unit, options.json))
+
+
+def _rollback(options: argparse.Namespace) -> int:
+    from syntrop.ctl import rollback as verb
+    from syntrop.ctl import tooling
+
+    return tooling.run(verb.rollback(options.id, options.json))
+
+
+def _history(options: argparse.Namespace) -> int:
+    from syntrop.ctl import history as verb
+    from syntrop.ctl import tooling
+
+    return tooling.run(verb.history(options.since, options.limit, options.json))
 
 
 def _call(options: argparse.Namespace) -> int:
