@@ -58,8 +58,8 @@ _NAMED = re.compile(
 )
 _SHAPED = re.compile(
     r"\b(?:gh[pousr]_[A-Za-z0-9]{30,}|github_pat_\w{30,}|glpat-[\w-]{18,}|xox[abprs]-[\w-]{10,}|sk-[\w-]{20,}"
-    r"|hf_[A-Za-z0-9]{20,}|AKIA[0-9A-Z]{16}|AIza[\w-]{30,}|eyJ[\w-]{10,}\.[\w-]{10,}\.[\w-]*"
-    r"|\$(?:1|2[aby]|5|6|7|y|gy|apr1|argon2id?)\$[^\s:\"']{8,})"
+    r"|hf_[A-Za-z0-9]{20,}|AKIA[0-9A-Z]{16}|AIza[\w-]{30,}|eyJ[\w-]{6,}\.[\w-]{6,}\.[\w-]*)"
+    r"|\$(?:1|2[aby]|5|6|7|y|gy|apr1|argon2id?)\$[^\s:\"']{8,}"
 )
 _HARMLESS = re.compile(
     r"(?:yes|no|true|false|on|off|none|null|required|sufficient|optional|\d{1,3}|/[^\s]*|%\w|)\Z"

@@ -139,7 +139,7 @@ def test_changes_are_seen_as_they_happen(machine: Machine) -> None:
             event = json.loads(message)["parameters"]["event"]
             assert event["source"] == "file"
             seen.add(event["summary"].split(" ")[0])
-    found = until(lambda: (have := diffs(client)) if "/etc/default/web" in diffs(client) else None)
+    found = until(lambda: have if "/etc/default/web" in (have := diffs(client)) else None)
     assert "hunter2" not in json.dumps(found)
     shutil.rmtree(machine.path("/etc/web"))
     until(lambda: "+++ /dev/null" in diffs(client).get("/etc/web/web.conf", ""))
@@ -177,7 +177,8 @@ def test_an_acknowledged_event_outlives_sigkill(machine: Machine) -> None:
     client = machine.start()
     ids = []
     for number in range(20):
-        reply = client.call(CONTEXT1 + "RecordEvent", source="test", unit="web", summary=f"number {number}", details="d")
+        event = {"source": "test", "unit": "web", "summary": f"number {number}", "details": "d"}
+        reply = client.call(CONTEXT1 + "RecordEvent", **event)
         ids.append(reply.parameters["event_id"])
     machine.unit.process.send_signal(signal.SIGKILL)
     machine.unit.process.wait()
