@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from typing import Any
 
 
+_SETTLED_NS = 1_000_000_000
+
+
 class Entry:
     """A model under one of its names; without name and tag where it has none."""
 
@@ -76,6 +79,7 @@ class Catalogue:
         # Neither changes once it is there.
         self._known_notes: dict[str, dict[str, Any]] = {}
         self._known_manifests: dict[str, Manifest] = {}
+        self._known_tags: dict[str, tuple[int, list[tuple[str, str]]]] = {}
         self._index: Index | None = None
         self._entries: tuple[Index, list[Entry]] | None = None
         self._last_use = 0
@@ -180,10 +184,13 @@ class Catalogue:
     def _read(self, stamp: object) -> Index:
         index = Index(stamp)
         try:
+            known = self._index.sizes if self._index is not None else {}
             with os.scandir(self.blobs) as found:
                 for one in found:
                     if naming.is_hex(one.name):
-                        index.sizes[one.name] = one.stat(follow_symlinks=False).st_size
+                        # A blob that is there does not change.
+                        size = known.get(one.name)
+                        index.sizes[one.name] = one.stat(follow_symlinks=False).st_size if size is None else size
         except FileNotFoundError:
             return index
         used: set[str] = set()
@@ -195,12 +202,10 @@ class Catalogue:
                 used |= several.digests
         noted = {name.removesuffix(".json") for name in disk.names(self.notes)}
         tagged = set()
-        for name in sorted(disk.names(self.tags)):
-            if naming.is_name(name):
-                for tag in sorted(disk.names(os.path.join(self.tags, name))):
-                    if digest := self._tagged(name, tag):
-                        tagged.add(digest)
-                        index.tags.append((name, tag, digest))
+        for name in sorted(filter(naming.is_name, disk.names(self.tags))):
+            for tag, digest in self._tags_of(name):
+                tagged.add(digest)
+                index.tags.append((name, tag, digest))
         index.pins = set(disk.names(self.pins))
         for digest, size in index.sizes.items():
             # A file that came as part of a model is none of its own, unless somebody gave it as one too.
@@ -260,6 +265,25 @@ class Catalogue:
     def _bare(self, name: str) -> str | None:
         """The tag that a bare name means."""
         return naming.choose_tag([t for t in disk.names(os.path.join(self.tags, name)) if naming.is_tag(t)])
+
+    def _tags_of(self, name: str) -> list[tuple[str, str]]:
+        """Tags and digests of a name. What is known of its folder holds for as long as that has not changed."""
+        from time import time_ns
+
+        place = os.path.join(self.tags, name)
+        try:
+            changed = os.stat(place).st_mtime_ns
+        except FileNotFoundError:
+            return []
+        known = self._known_tags.get(name)
+        if known is not None and known[0] == changed:
+            return known[1]
+        now = time_ns()
+        found = [(tag, self._tagged(name, tag)) for tag in sorted(disk.names(place))]
+        found = [(tag, digest) for tag, digest in found if digest]
+        if now - changed > _SETTLED_NS:  # two changes in one tick of the clock would look like one
+            self._known_tags[name] = changed, found
+        return found
 
     def _tagged(self, name: str, tag: str) -> str:
         """The digest that a tag names, or nothing."""

@@ -235,8 +235,7 @@ class Store(Catalogue):
             disk.sync(self.manifests)
             if os.path.exists(self._blob(digest)):
                 self._isolate(self._blob(digest), digest)
-            disk.sync(self.quarantine)
-            disk.sync(self.blobs)
+            disk.sync(self.blobs)  # an old name is never gone before the new one is safe
         return models
 
     # --- inside: changing ----------------------------------------------------------------------------------
