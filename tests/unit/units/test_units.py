@@ -15,7 +15,7 @@ from syntrop.common import authority
 UNITS = Path(__file__).resolve().parents[3] / "units"
 DAEMONS = ("routerd", "inferenced", "modeld", "contextd", "toold", "runtimed", "systemd-sentry")
 # What docs/security.md explains; every other daemon has none.
-CAPABILITIES = {"contextd": "CAP_DAC_READ_SEARCH"}
+CAPABILITIES = {"contextd": "CAP_DAC_READ_SEARCH", "toold": "CAP_DAC_OVERRIDE CAP_CHOWN CAP_FOWNER"}
 PSI_READERS = ("routerd", "inferenced", "contextd", "runtimed", "systemd-sentry")
 
 ENDPOINTS = {
@@ -131,8 +131,9 @@ def test_services(name: str) -> None:
 @pytest.mark.parametrize("name", DAEMONS)
 def test_sandboxes(name: str) -> None:
     service = Unit(f"{name}.service")
-    for directive in ("RuntimeDirectory", "DynamicUser", "PrivateUsers", "Delegate"):
+    for directive in ("RuntimeDirectory", "DynamicUser", "PrivateUsers"):
         assert service.one(directive) is None, directive
+    assert service.one("Delegate") == ("memory pids cpu" if name == "toold" else None)
     assert service.one("CapabilityBoundingSet") == CAPABILITIES.get(name, "")
     assert service.one("AmbientCapabilities") == CAPABILITIES.get(name)
     assert service.one("MemoryDenyWriteExecute") == "yes"
