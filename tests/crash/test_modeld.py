@@ -151,6 +151,11 @@ def withdraw(root: str, acknowledge: Acknowledge) -> None:
     acknowledge("withdrawn")
 
 
+def withdraw_shared(root: str, acknowledge: Acknowledge) -> None:
+    open_store(root).withdraw(WEIGHTS)
+    acknowledge("withdrawn")
+
+
 def sound(root: str) -> Store:
     """The store, opened, with all that must hold whatever happened; and it goes on working."""
     store = open_store(root)
@@ -231,6 +236,7 @@ def check_pruned(root: str, acked: tuple[str, ...]) -> None:
         assert "two:latest" not in found and "other:v2" not in found
         with pytest.raises(NoSuchModel):
             store.find(naming.Identifier(digest=TWO))
+        assert store.stats()[0] <= len(FILES["one"]) + len(FILES["three"]), "the room was not given back"
     assert "three" not in acked or found["three:latest"] == THREE, "the model is lost"
     goes_on(root, store)
 
@@ -254,6 +260,20 @@ def check_withdrawn(root: str, acked: tuple[str, ...]) -> None:
     goes_on(root, store)
 
 
+def check_withdrawn_shared(root: str, acked: tuple[str, ...]) -> None:
+    store = sound(root)
+    aside = os.listdir(store.quarantine) if os.path.isdir(store.quarantine) else []
+    kept = WEIGHTS in os.listdir(store.blobs) or any(name.startswith(WEIGHTS) for name in aside)
+    assert kept, "neither here nor there"
+    assert not acked or not digests(store), "what was put aside came back"
+    assert not acked or WEIGHTS not in os.listdir(store.blobs), "the damaged file is still there"
+    with sources(root, "model.safetensors") as [handle]:
+        store.register(handle, "again", "latest", None, lambda: True)
+    # Only what was given again: a manifest that came back would take the file for its own.
+    assert not acked or set(digests(store)) == {"again:latest"}, "a model that was put aside came back"
+    goes_on(root, store)
+
+
 class TestStore(Proofs):
     SCENARIOS = (
         Scenario("take in", prepare, take_in, check_taken_in),
@@ -262,5 +282,6 @@ class TestStore(Proofs):
         Scenario("prune", prepare_stocked, prune, check_pruned),
         Scenario("prune what is shared", prepare_shared, prune_shared, check_shared),
         Scenario("withdraw", prepare_stocked, withdraw, check_withdrawn),
+        Scenario("withdraw what is shared", prepare_shared, withdraw_shared, check_withdrawn_shared),
     )
     SOURCES = ("src/syntrop/modeld",)

@@ -64,6 +64,7 @@ class Laboratory:
         self._log: Log | None = None
         self._outcome = Outcome()
         self._verdicts: dict[object, str] = {}
+        self._second_logs: list[tuple[Log, tuple[str, ...]]] = []
 
     def close(self) -> None:
         shutil.rmtree(self._home)
@@ -106,6 +107,7 @@ class Laboratory:
         What the first attempt left unsynced in the page cache looks done to the second one.
         """
         self.record()
+        self._second_logs = []
         report = Report()
         for at in range(len(self._outcome.actions)):
             trees.materialise(self._base, self._root)
@@ -114,7 +116,8 @@ class Laboratory:
             first = run(self.scenario.operate, self._root, Kill(at, AFTER), errors=errors, recorder=recorder)
             if first.ended == "killed":
                 report.cases += 1
-                self._again(report, f"killed {AFTER} call {at}, {first.hit}", recorder)
+                again = self._again(report, f"killed {AFTER} call {at}, {first.hit}", recorder)
+                self._second_logs.append((recorder.log, again.acks))
         return report
 
     def fail(self) -> Report:
@@ -137,10 +140,19 @@ class Laboratory:
         lines = {line for one in log.events if isinstance(one, Sync) for line in one.site}
         unsited = [one.what for one in log.events if isinstance(one, Sync) and not one.site]
         assert not unsited, f"syncs from nowhere: {unsited}"
-        return lines, {line for line in lines if not self._missed(log.without({line}))}
+        return lines, {line for line in lines if not self._missed(line)}
 
-    def _missed(self, log: Log) -> bool:
-        return any(self._verdict(model.apply(log, choice), acked) for acked, choice, _ in model.outcomes(log))
+    def _missed(self, line: Line) -> bool:
+        log = self.record().without({line})
+        if any(self._verdict(model.apply(log, choice), acked) for acked, choice, _ in model.outcomes(log)):
+            return True
+        if not self._second_logs:
+            self.kill_again()
+        for log, acked in self._second_logs:
+            second = log.without({line})
+            if any(self._verdict(model.apply(second, choice), acked) for choice in model.endings(second)):
+                return True
+        return False
 
     # --- inside --------------------------------------------------------------------------------------------
 
@@ -184,18 +196,19 @@ class Laboratory:
                 break
         return True
 
-    def _again(self, report: Report, name: str, recorder: Recorder) -> None:
+    def _again(self, report: Report, name: str, recorder: Recorder) -> Outcome:
         """The operation once more where it was cut short; then a power loss must lose nothing of it."""
         name = f"{self.scenario.name}: {name}, then again"
         again = run(self.scenario.operate, self._root, errors=self.scenario.errors, recorder=recorder)
         if again.ended != "done":
             report.wrong.append(f"{name}: {again.error}")
-            return
+            return again
         log = recorder.log
         for choice in (dict.fromkeys(range(len(log.events)), model.FULL), *model.endings(log)):
             if wrong := self._verdict(model.apply(log, choice), again.acks):
                 report.wrong.append(f"{name}, then {self._describe(log, choice, len(log.events))}: {wrong}")
-                return
+                break
+        return again
 
     def _judge(self, report: Report, name: str, acks: tuple[str, ...]) -> bool:
         wrong = self._examine(acks)

@@ -11,8 +11,8 @@ The model is weaker than any one journalled file system, so that code which hold
    (zeros), independently of any other change, and of the file's name. So may each change of mode, owner and each
    extended attribute.
 4. fsync of a file makes its content and attributes safe, fdatasync its content, neither its name. fsync of a
-   folder makes its entries safe (with what rule 2 puts before them), not what they name. sync and syncfs make
-   everything safe.
+   folder makes its entries safe (with what rule 2 puts before them) and the attributes of the links in it, not the
+   files that it names. sync and syncfs make everything safe.
 5. A file or folder without a safe name is gone.
 """
 
@@ -89,6 +89,8 @@ class Attribute:
     key: str
     value: object
     what: str = ""
+    folder: int | None = None
+    """Of a link, which cannot be synced itself: the folder that it is in."""
 
 
 @dataclass(frozen=True)
@@ -241,6 +243,8 @@ def _covers(sync: Sync, event: Event) -> bool:
         return True
     if isinstance(event, Names):
         return any(folder == sync.node for folder, _, _ in event.changes)
+    if isinstance(event, Attribute) and event.folder is not None:
+        return event.folder == sync.node
     return event.node == sync.node and not (sync.data_only and isinstance(event, Attribute))
 
 

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import os
-import stat
 
 from crashlab import trees
 from crashlab.calls import Action
@@ -91,17 +90,18 @@ class Recorder:
         follow = path.startswith("/proc/")
         number = self._numbers[os.stat(path, follow_symlinks=follow).st_ino]
         old, new = self._mirror[number], trees.look(path)
+        folder = self._number(os.path.dirname(path)) if new.kind == "link" else None
         events: list[Change] = []
         if new.kind == "file" and new.data != old.data:
             events += _content(number, old.data, new.data, what)
         for key in ("mode", "owner"):
             if getattr(old, key) != getattr(new, key):
-                events.append(Attribute(number, key, getattr(new, key), what))
-        if action.name in _TIMES and not stat.S_ISLNK(os.stat(path, follow_symlinks=follow).st_mode):
-            events.append(Attribute(number, "times", new.times, what))
+                events.append(Attribute(number, key, getattr(new, key), what, folder))
+        if action.name in _TIMES and new.times is not None:
+            events.append(Attribute(number, "times", new.times, what, folder))
         for name in old.xattrs.keys() | new.xattrs.keys():
             if old.xattrs.get(name) != new.xattrs.get(name):
-                events.append(Attribute(number, name, new.xattrs.get(name), what))
+                events.append(Attribute(number, name, new.xattrs.get(name), what, folder))
         self.log.events += events
         new.entries = old.entries
         self._mirror[number] = new

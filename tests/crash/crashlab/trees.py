@@ -24,6 +24,7 @@ def look(path: str) -> Node:
             node.xattrs[name] = os.getxattr(path, name, follow_symlinks=follow)
     if kind == "file":
         node.data = content(path)
+    if kind in ("file", "link"):
         node.times = (status.st_atime_ns, status.st_mtime_ns)
     return node
 
@@ -87,8 +88,8 @@ def materialise(tree: Tree, root: str) -> None:
             os.setxattr(path, name, value, follow_symlinks=False)
         if node.kind != "link":
             os.chmod(path, node.mode)
-            if node.times is not None:
-                os.utime(path, ns=node.times)
+        if node.times is not None:
+            os.utime(path, ns=node.times, follow_symlinks=False)
 
     make(ROOT, root)
 
