@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 _FLOOR = 0.35
 _AFTER = 0.25
+_UNSEEN = 0.7  # of a change that nobody saw: all that is known is the file's time
 _LEAST = 0.05  # below this an event has nothing to do with the unit
 _STREAK_US = 600_000_000  # failures no further apart are one breakdown: what began it is looked for before all
 _ROLES = {
@@ -191,6 +192,8 @@ def rank(
             score = structural * (_FLOOR + (1 - _FLOOR) * temporal(max(0, before)))
         else:
             score = structural * _AFTER
+        if event.extra.get("unwatched"):
+            score *= _UNSEEN
         items.append(Item(event, score, f"{relation}, {_when(before, failed_us is not None)}"))
     items.sort(key=lambda item: (item.score, item.event.time_us), reverse=True)
     return items[:limit]

@@ -94,8 +94,15 @@ def make_journal(root: Path, remote: str) -> None:
     now = int(time.time() * 1e6) - 30_000_000
     for number in range(400):
         _feed(process.stdin, random, now - count, count + number, unit=3 if number % 4 == 0 else None)
-    fields = {"MESSAGE": "unit3.service: Failed with result 'exit-code'.", "MESSAGE_ID": FAILED, "UNIT": "unit3.service",
-              "UNIT_RESULT": "exit-code", "_PID": "1", "INVOCATION_ID": f"{3:032x}", "PRIORITY": "4"}  # fmt: skip
+    fields = {
+        "MESSAGE": "unit3.service: Failed with result 'exit-code'.",
+        "MESSAGE_ID": FAILED,
+        "UNIT": "unit3.service",
+        "UNIT_RESULT": "exit-code",
+        "_PID": "1",
+        "INVOCATION_ID": f"{3:032x}",
+        "PRIORITY": "4",
+    }
     _entry(process.stdin, now, fields)
     process.stdin.close()
     assert process.wait() == 0
@@ -181,7 +188,7 @@ def measure(root: Path, rounds: int) -> dict[str, Any]:
             reply = client.call(CONTEXT1 + "GetUnitContext", unit="unit3")
             figures["context, first call after waking, ms"] = round((time.perf_counter() - started) * 1e3, 1)
             context = reply.parameters["context"]
-            assert context["config_diffs"][0]["file_path"].endswith("unit3.service.d/limits.conf"), context
+            assert any(one["file_path"].endswith("unit3.service.d/limits.conf") for one in context["config_diffs"])
             assert context["failed_us"] and context["entries"][-1]["message"].startswith("unit3.service: Failed")
             started = time.perf_counter()
             client.call(CONTEXT1 + "ListRecentDiffs")
