@@ -89,31 +89,30 @@ def read(root: str) -> Iterator[dict[str, Any]]:
 class Log:
     """The writer. One at a time: toold serialises, and holds the state folder's lock."""
 
-    __slots__ = ("_handle", "_root", "_size", "previous", "sequence")
+    __slots__ = ("_handle", "_root", "_size", "_unsafe", "previous", "sequence")
 
     def __init__(self, root: str) -> None:
-        """Open the log, made if it is missing, and find its end. A line that a crash cut off is taken away: nobody
-        was told of it. Raises BrokenChain when its last line is not sound, and OSError.
+        """Open the log, made if it is missing, and find its end. Lines that a crash damaged are taken away: nobody
+        was told that they are safe. Raises BrokenChain when others are not sound, and OSError.
         """
         self._root = root
         self._handle = _open(root)
         self._size = os.fstat(self._handle).st_size
+        self._unsafe = True  # whoever wrote last may not have come to sync it
         self.previous, self.sequence = GENESIS, 0
-        tail = os.pread(self._handle, _TAIL, max(0, self._size - _TAIL))
-        torn = len(tail) - (tail.rfind(b"\n") + 1)
-        if torn:
-            self._size -= torn
+        start = max(0, self._size - _TAIL)
+        tail = os.pread(self._handle, _TAIL, start)
+        last, end = _end(tail, whole=start == 0)
+        if end < len(tail):
+            self._size = start + end
             os.ftruncate(self._handle, self._size)
-            os.fsync(self._handle)
-            tail = tail[:-torn]
-        if not tail:
+        if last is None:
             try:
                 with open(_path(root, 1), "rb") as file:
                     file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL))
-                    tail = file.read()
+                    last = parse(file.read().rstrip(b"\n").rpartition(b"\n")[2])
             except FileNotFoundError:
                 return
-        last = parse(tail.rstrip(b"\n").rpartition(b"\n")[2])
         self.previous, self.sequence = last["hash"], last["seq"]
 
     def append(self, event: str, fields: dict[str, Any], *, sync: bool) -> dict[str, Any]:
@@ -125,6 +124,7 @@ class Log:
             "seq": self.sequence + 1,
             "time_us": time.time_ns() // 1000,
             "event": event,
+            "safe": sync,
             "previous": self.previous,
         }
         entry["hash"] = seal(entry)
@@ -132,6 +132,9 @@ class Log:
         if self._size + len(line) > FILE_MAX:
             self._rotate()
         try:
+            if sync and self._unsafe:
+                # A line that says it is safe is never on disk before those that it follows.
+                os.fdatasync(self._handle)
             written = 0
             while written < len(line):
                 written += os.write(self._handle, line[written:])
@@ -139,9 +142,11 @@ class Log:
                 os.fdatasync(self._handle)
         except OSError:
             # Half a line must not stay in the middle: the chain goes on from the last whole one.
+            self._unsafe = True
             os.ftruncate(self._handle, self._size)
             raise
         self._size += len(line)
+        self._unsafe = not sync
         self.previous, self.sequence = entry["hash"], entry["seq"]
         return entry
 
@@ -172,6 +177,32 @@ class Log:
         os.close(self._handle)
         self._handle = _open(self._root)
         self._size = 0
+
+
+def _end(tail: bytes, *, whole: bool) -> tuple[dict[str, Any] | None, int]:
+    """The last sound entry of a tail, and where it ends. Raises BrokenChain.
+
+    After a power loss anything may stand behind the last line that was synced, but such a line is never damaged,
+    nor does one follow damage: that is no crash's work.
+    """
+    at = 0 if whole else tail.find(b"\n") + 1
+    last: dict[str, Any] | None = None
+    while (newline := tail.find(b"\n", at)) >= 0:
+        try:
+            [last] = check(iter([tail[at:newline]]), previous=last and last["hash"])
+        except BrokenChain:
+            break
+        at = newline + 1
+    for line in tail[at:].split(b"\n"):
+        try:
+            safe = parse(line).get("safe")
+        except BrokenChain:
+            continue
+        if safe:
+            raise BrokenChain("an entry that was synced follows one that is damaged")
+    if last is None and not whole:
+        raise BrokenChain("nothing sound in its last part")
+    return last, at
 
 
 def _path(root: str, number: int) -> str:

@@ -106,6 +106,8 @@ class Changer:
             try:
                 await loop.thread(_confined, undo.put_back, self.site.root, record)
             except (images.ImageError, OSError) as error:
+                if undo.is_passing(error):
+                    raise
                 failure = str(error)
                 await loop.thread(undo.fail, self.site.root, record.id)
             else:

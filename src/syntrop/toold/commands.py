@@ -82,13 +82,12 @@ def _net_listeners(call: Call) -> Command:
     kinds = {"tcp": "--tcp", "udp": "--udp"}
     only = call.text("protocol")
     argv = ["ss", "--no-header", "--listening", "--numeric", *([kinds[only]] if only else kinds.values())]
-    # The host's listeners are to be seen, so this one keeps the host's network; it can only ask the kernel.
+    # It can ask the kernel what listens, and nobody else anything.
     return Command(
         argv,
         timeout=call.tool.timeout_ms / 1000,
         reads=("/proc/self", "/proc/net", "/proc/sys/net", "/etc/iproute2", "/usr/share/iproute2"),
         families=(AF_NETLINK,),
-        private_network=False,
     )
 
 

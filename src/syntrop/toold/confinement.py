@@ -33,8 +33,8 @@ _NET_BOTH, _SCOPE_BOTH = 3, 3  # TCP bind and connect; abstract Unix sockets and
 FDS, LIMITS, CAPS, NNP, LANDLOCK, SECCOMP, SESSION = 1, 2, 4, 8, 16, 32, 64
 ALL_LAYERS = FDS | LIMITS | CAPS | NNP | LANDLOCK | SECCOMP | SESSION
 
-_NEWUSER, _NEWIPC, _NEWUTS, _NEWNET, _NEWNS = 0x10000000, 0x08000000, 0x04000000, 0x40000000, 0x00020000
-_NAMES = {_NEWUSER: "user", _NEWIPC: "ipc", _NEWUTS: "uts", _NEWNET: "net", _NEWNS: "mnt"}
+_NEWUSER, _NEWIPC, _NEWUTS, _NEWNS = 0x10000000, 0x08000000, 0x04000000, 0x00020000
+_NAMES = {_NEWUSER: "user", _NEWIPC: "ipc", _NEWUTS: "uts", _NEWNS: "mnt"}
 _STAGES = (
     "",
     "pipe",
@@ -130,7 +130,6 @@ def start(
     families: Sequence[int] = (),
     files: bool = False,
     processes: bool = False,
-    private_network: bool = True,
     group: int = -1,
     scratch: str | None = None,
     layers: int = ALL_LAYERS,
@@ -152,7 +151,8 @@ def start(
     spec.envp = _array(ffi, kept, [f"{name}={value}" for name, value in environment.items()])
     spec.out, spec.err, spec.cgroup, spec.layers = out, err, group, layers
     if namespaces:
-        spec.namespaces = _NEWUSER | _NEWIPC | _NEWUTS | _NEWNS | (_NEWNET if private_network else 0)
+        # None of the network: it takes milliseconds to make, and nothing from who may not open a socket.
+        spec.namespaces = _NEWUSER | _NEWIPC | _NEWUTS | _NEWNS
     if scratch is not None:
         spec.scratch = _text(ffi, kept, scratch)
     spec.landlock.handled_fs, spec.landlock.handled_net = handled_fs, handled_net

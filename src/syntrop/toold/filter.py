@@ -46,7 +46,8 @@ FILE_CALLS = (
     "mkdir", "mkdirat", "rmdir", "unlink", "unlinkat", "rename", "renameat", "renameat2", "symlinkat", "ftruncate",
     "fchmod", "fchmodat", "utimensat", "fsync", "fdatasync",
 )  # fmt: skip
-PROCESS_CALLS = ("vfork", "wait4", "waitid", "socketpair")
+# Of the calls on sockets those that reach nobody: sendto(2) would, by its address, even from a pair of sockets.
+PROCESS_CALLS = ("vfork", "wait4", "waitid", "socketpair", "setsockopt", "getsockopt", "recvmsg")
 PLAIN = tuple(name for name in NUMBERS if name not in (*SOCKET_CALLS, *CONDITIONAL, *FILE_CALLS, *PROCESS_CALLS))
 
 Instruction = tuple[int, int, int, int]
@@ -111,7 +112,7 @@ def assemble(
         "clone": _unless_any(0, _CLONE_NAMESPACES) if processes else [(_RETURN, 0, 0, _ERRNO | errno.EPERM)],
     }
     allowed = PLAIN + (SOCKET_CALLS if families else ()) + (FILE_CALLS if files else ())
-    for name in allowed + (PROCESS_CALLS if processes else ()):
+    for name in dict.fromkeys(allowed + (PROCESS_CALLS if processes else ())):
         number = NUMBERS[name][column]
         if number is not None:
             program += [(_JEQ, 0, 1, number), (_RETURN, 0, 0, _ALLOW)]

@@ -39,7 +39,7 @@ _FOLDERS = ("/usr/sbin", "/usr/bin", "/sbin", "/bin")
 class Command:
     """A program and what it needs: seconds, what it reads, which sockets, whether a folder to write in."""
 
-    __slots__ = ("argv", "families", "private_network", "processes", "reads", "scratch", "timeout")
+    __slots__ = ("argv", "families", "processes", "reads", "scratch", "timeout")
 
     def __init__(
         self,
@@ -48,7 +48,6 @@ class Command:
         timeout: float,
         reads: Sequence[str] = (),
         families: Sequence[int] = (),
-        private_network: bool = True,
         scratch: bool = False,
         processes: bool = False,
     ) -> None:
@@ -56,7 +55,6 @@ class Command:
         self.timeout = timeout
         self.reads = tuple(reads)
         self.families = tuple(families)
-        self.private_network = private_network
         self.scratch = scratch
         self.processes = processes
 
@@ -133,7 +131,7 @@ def run(
         ends = [out_write, err_write]
         try:
             started = monotonic()
-            pid, namespaces = confinement.start(
+            pid, entered = confinement.start(
                 argv,
                 environment=environment,
                 rules=rules,
@@ -143,7 +141,6 @@ def run(
                 families=command.families,
                 files=bool(scratch),
                 processes=command.processes,
-                private_network=command.private_network,
                 group=group.handle,
                 scratch=None if _own_tmp() else scratch,
                 layers=layers,
@@ -156,7 +153,7 @@ def run(
         finally:
             for end in (*ends, out_read, err_read):
                 os.close(end)
-        outcome.namespaces = namespaces
+        outcome.namespaces = entered
         outcome.duration = monotonic() - started
         return outcome
 

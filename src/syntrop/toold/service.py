@@ -301,7 +301,7 @@ class Attempt:
     async def change(self, wanted: ToolCall) -> dict[str, Any]:
         """Run a tool that changes something, alone."""
         async with self._state.changes:
-            await self._begin()
+            await self._begin(sync=wanted.tool.undone.startswith(catalog.NOTHING))
             timeout = wanted.tool.timeout_ms / 1000
             text, record = await self._guard(self._state.changer.run(wanted, self.caller, timeout), timeout)
             await self._end("change", text.strip(), record)
@@ -310,7 +310,7 @@ class Attempt:
 
     async def take_back(self, record: Record) -> dict[str, Any]:
         async with self._state.changes:
-            await self._begin()
+            await self._begin(sync=False)
             back = self._state.changer.take_back(record, self.caller, _ROLLBACK_TIMEOUT)
             draft = await self._guard(back, _ROLLBACK_TIMEOUT)
             await self._end("rollback", draft.summary, draft)
@@ -326,8 +326,11 @@ class Attempt:
             raise VarlinkError(_INTERFACE + "PermissionDenied", reason=reason)
         rate.count(key, now)
 
-    async def _begin(self) -> None:
-        """Count a change and write it down before anything is touched."""
+    async def _begin(self, *, sync: bool) -> None:
+        """Count a change and write it down before anything is touched.
+
+        On disk, for one without a record: who is rolled back after a crash is told from the record.
+        """
         from syntrop.toold import events
 
         try:
@@ -337,7 +340,7 @@ class Attempt:
         except VarlinkError as error:
             await self._note_refusal(str(error.parameters["reason"]))
             raise
-        await self._note("begin", f"Begins: {self.what}", events.TOOL_RUN, {}, sync=True, priority=journal.DEBUG)
+        await self._note("begin", f"Begins: {self.what}", events.TOOL_RUN, {}, sync=sync, priority=journal.DEBUG)
 
     async def _guard(self, work: Coroutine[Any, Any, T], timeout: float) -> T:
         """A change, its errors in the interface's terms, and written down."""

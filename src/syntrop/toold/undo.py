@@ -13,6 +13,7 @@ synced before the next. Steps are lists of (path, before, after) in the order in
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 FOLDER_NAME = "rollbacks"
 OPEN, DONE, FAILED = ".open", ".done", ".failed"
 _BLOBS = ".blobs"
+_PASSING = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
 _ID = re.compile(r"rb-([0-9]{1,17})-([0-9a-f]{8})")
 
 
@@ -166,14 +168,15 @@ def prepare(root: str, record: Record) -> Record:
     import time
 
     folder = _folder(root)
+    _sync(root)  # every time: whoever made the folder may have been stopped before it came to that
     record.timestamp_us = time.time_ns() // 1000
     record.id = f"rb-{record.timestamp_us}-{os.urandom(4).hex()}"
-    blobs = os.path.join(folder, record.id + _BLOBS)
-    _write_blobs(folder, blobs, record)
+    path = os.path.join(folder, record.id + OPEN)
     try:
-        atomic.write_json(os.path.join(folder, record.id + OPEN), record.to_json(), mode=0o600)
+        _write_blobs(folder, os.path.join(folder, record.id + _BLOBS), record)
+        atomic.write_json(path, record.to_json(), mode=0o600)
     except BaseException:
-        _remove_blobs(blobs)
+        abandon(root, record)
         raise
     return record
 
@@ -207,10 +210,12 @@ def put_back(record: Record) -> None:
 
 
 def abandon(root: str, record: Record) -> None:
-    """Forget an open record whose steps were put back."""
+    """Forget an open record whose steps were put back, or were never begun."""
     folder = _folder(root)
-    os.unlink(os.path.join(folder, record.id + OPEN))
-    _sync(folder)
+    path = os.path.join(folder, record.id + OPEN)
+    if os.path.exists(path):
+        os.unlink(path)
+    _sync(folder)  # the record before its blobs: a record never names what is not there
     _remove_blobs(os.path.join(folder, record.id + _BLOBS))
 
 
@@ -274,6 +279,7 @@ def unfinished(root: str) -> list[Record]:
     Raises Damaged only for what cannot happen by a crash. Removes what a crash left that no record names.
     """
     folder = _folder(root)
+    _sync(folder)  # what is seen may not be on disk yet, and is now built upon
     ids = sorted(_ids(root, OPEN), key=_when, reverse=True)
     records = [_read(folder, record_id + OPEN) for record_id in ids]
     _sweep(folder)
@@ -313,7 +319,6 @@ def _folder(root: str) -> str:
     folder = os.path.join(root, FOLDER_NAME)
     if not os.path.isdir(folder):
         os.makedirs(folder, mode=0o700, exist_ok=True)
-        _sync(root)
     return folder
 
 
@@ -414,8 +419,15 @@ def _sync(folder: str) -> None:
         os.close(handle)
 
 
+def is_passing(error: Exception) -> bool:
+    """Whether what kept a change from being put back may have passed when it is tried again: a full disk, say."""
+    return isinstance(error, OSError) and error.errno in _PASSING
+
+
 def recover(root: str) -> list[tuple[Record, str]]:
     """Put back every change that was cut short, newest first; what became of each: `""`, or why it could not be.
+
+    Raises OSError for what may work another time; the records stay open until then.
 
     For callers without a manager to tell; `changes.Changer.recover` does the same step by step.
     """
@@ -424,6 +436,8 @@ def recover(root: str) -> list[tuple[Record, str]]:
         try:
             put_back(record)
         except (images.ImageError, OSError) as error:
+            if is_passing(error):
+                raise
             fail(root, record.id)
             outcomes.append((record, str(error)))
         else:

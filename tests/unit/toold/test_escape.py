@@ -8,8 +8,8 @@ the layers that hold it taken away, where it has to get out: a layer that does n
 from __future__ import annotations
 
 import os
-import socket
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
