@@ -272,8 +272,9 @@ def test_a_diff_reads_as_usual() -> None:
     old = "".join(f"line {n}\n" for n in range(20))
     new = old.replace("line 5\n", "line five\n").replace("line 15\n", "")
     assert difference.unified(old, new, "/etc/x") == (
-        "--- a/etc/x\n+++ b/etc/x\n@@ -3,7 +3,7 @@\n line 2\n line 3\n line 4\n-line 5\n+line five\n line 6\n"
-        " line 7\n line 8\n@@ -13,7 +13,6 @@\n line 12\n line 13\n line 14\n-line 15\n line 16\n line 17\n line 18\n"
+        "--- a/etc/x\n+++ b/etc/x\n"
+        "@@ -3,7 +3,7 @@\n line 2\n line 3\n line 4\n-line 5\n+line five\n line 6\n line 7\n line 8\n"
+        "@@ -13,7 +13,6 @@\n line 12\n line 13\n line 14\n-line 15\n line 16\n line 17\n line 18\n"
     )
     assert difference.unified("", "a\n", "/x", created=True) == "--- /dev/null\n+++ b/x\n@@ -0,0 +1 @@\n+a\n"
     assert difference.unified("a", "a\n", "/x").endswith("-a\n\\ No newline at end of file\n+a\n")
