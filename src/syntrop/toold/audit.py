@@ -189,7 +189,7 @@ def _end(tail: bytes, *, whole: bool) -> tuple[dict[str, Any] | None, int]:
     last: dict[str, Any] | None = None
     while (newline := tail.find(b"\n", at)) >= 0:
         try:
-            [last] = check(iter([tail[at:newline]]), previous=last and last["hash"])
+            [last] = check(iter([tail[at:newline]]), previous=last["hash"] if last else None)
         except BrokenChain:
             break
         at = newline + 1

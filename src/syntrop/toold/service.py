@@ -182,7 +182,7 @@ class State:
 
         now_us, now = time.time_ns() // 1000, monotonic()
         for entry in await self.ledger.recent(now_us - 60_000_000):
-            if entry["event"] == "begin":
+            if entry.get("counted"):
                 when = now - (now_us - entry["time_us"]) / 1e6
                 self.change_rate.count("all", when)
                 if entry.get("unit"):
@@ -224,6 +224,7 @@ class Attempt:
         self._state, self._call = state, call
         self.what, self.mode, self.unit = what, mode, unit
         self._started = monotonic()
+        self._counted: bool | None = None  # whether the entry that ends it is the one that the rates count
 
     @property
     def caller(self) -> dict[str, Any]:
@@ -301,7 +302,7 @@ class Attempt:
     async def change(self, wanted: ToolCall) -> dict[str, Any]:
         """Run a tool that changes something, alone."""
         async with self._state.changes:
-            await self._begin(sync=wanted.tool.undone.startswith(catalog.NOTHING))
+            await self._begin(record=not wanted.tool.undone.startswith(catalog.NOTHING))
             timeout = wanted.tool.timeout_ms / 1000
             text, record = await self._guard(self._state.changer.run(wanted, self.caller, timeout), timeout)
             await self._end("change", text.strip(), record)
@@ -310,7 +311,7 @@ class Attempt:
 
     async def take_back(self, record: Record) -> dict[str, Any]:
         async with self._state.changes:
-            await self._begin(sync=False)
+            await self._begin(record=True)
             back = self._state.changer.take_back(record, self.caller, _ROLLBACK_TIMEOUT)
             draft = await self._guard(back, _ROLLBACK_TIMEOUT)
             await self._end("rollback", draft.summary, draft)
@@ -326,10 +327,9 @@ class Attempt:
             raise VarlinkError(_INTERFACE + "PermissionDenied", reason=reason)
         rate.count(key, now)
 
-    async def _begin(self, *, sync: bool) -> None:
-        """Count a change and write it down before anything is touched.
-
-        On disk, for one without a record: who is rolled back after a crash is told from the record.
+    async def _begin(self, *, record: bool) -> None:
+        """Count a change. One without a record is written down before anything is done; a record does that itself,
+        and what a crash leaves of such a change is told when it is rolled back.
         """
         from syntrop.toold import events
 
@@ -340,7 +340,10 @@ class Attempt:
         except VarlinkError as error:
             await self._note_refusal(str(error.parameters["reason"]))
             raise
-        await self._note("begin", f"Begins: {self.what}", events.TOOL_RUN, {}, sync=sync, priority=journal.DEBUG)
+        self._counted = record
+        if not record:
+            text = f"Begins: {self.what}"
+            await self._note("begin", text, events.TOOL_RUN, {"counted": True}, sync=True, priority=journal.DEBUG)
 
     async def _guard(self, work: Coroutine[Any, Any, T], timeout: float) -> T:
         """A change, its errors in the interface's terms, and written down."""
@@ -366,7 +369,11 @@ class Attempt:
         from syntrop.toold import events, undo
 
         message_id = events.ROLLED_BACK if event == "rollback" else events.TOOL_CHANGED
-        fields = {"rollback": record.id if record is not None else None, "duration_ms": self._elapsed()}
+        fields = {
+            "rollback": record.id if record is not None else None,
+            "counted": self._counted,
+            "duration_ms": self._elapsed(),
+        }
         await self._note(event, f"{self.what}: {text}", message_id, fields, sync=True, priority=journal.NOTICE)
         if record is not None:
             import time
@@ -403,7 +410,7 @@ class Attempt:
         from syntrop.toold import events
 
         text = f"{self.what} failed: {reason}"
-        fields = {"reason": reason, "duration_ms": self._elapsed()}
+        fields = {"reason": reason, "counted": self._counted, "duration_ms": self._elapsed()}
         await self._note("failure", text, events.TOOL_FAILED, fields, sync=True, priority=journal.WARNING)
 
     async def _failed(self, reason: str) -> NoReturn:

@@ -84,7 +84,6 @@ def revert(folder: str, rounds: int) -> list[float]:
             file.write("[Service]\nExecStart=\nExecStart=/usr/bin/false\n")
         os.sync()
         begun = perf_counter()
-        log.append("begin", {"tool": "revert_dropin"}, sync=False)
         step = undo.Step(drop_in, images.capture(drop_in), images.Image())
         record = undo.prepare(root, undo.Record(tool="revert_dropin", summary="bench", steps=[step]))
         undo.carry_out(record)
