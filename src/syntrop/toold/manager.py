@@ -18,7 +18,11 @@ _PROPERTIES = "org.freedesktop.DBus.Properties"
 
 
 class ManagerError(Exception):
-    """The manager refused, or failed at, what it was asked; the text is for people."""
+    """The manager refused, or failed at, what it was asked; the text is for people, `name` is D-Bus's for it."""
+
+    def __init__(self, message: str, name: str = "") -> None:
+        super().__init__(message)
+        self.name = name
 
 
 class Manager:
@@ -55,7 +59,12 @@ class Manager:
         await self._call(_PATH, _MANAGER, "Reload")
 
     async def reset_failed(self, unit: str) -> None:
-        await self._call(_PATH, _MANAGER, "ResetFailedUnit", "s", [unit])
+        """Forget that a unit failed. One that is not even loaded has nothing to forget. Raises ManagerError."""
+        try:
+            await self._call(_PATH, _MANAGER, "ResetFailedUnit", "s", [unit])
+        except ManagerError as error:
+            if error.name != f"{_NAME}.NoSuchUnit":
+                raise
 
     async def set_property(self, unit: str, name: str, signature: str, value: object) -> None:
         """Set a property until the next boot. Raises ManagerError."""
@@ -80,7 +89,7 @@ class Manager:
                     result: str = message.body[3]
                     return result
         except (OSError, dbus.DBusError) as error:
-            raise ManagerError(_say(error)) from None
+            raise _error(error) from None
 
     def _connected(self) -> dbus.Bus:
         assert self._bus is not None, "used outside of its block"
@@ -94,18 +103,18 @@ class Manager:
         except TimeoutError:
             raise
         except (OSError, dbus.DBusError) as error:
-            raise ManagerError(_say(error)) from None
+            raise _error(error) from None
 
 
-def _say(error: Exception) -> str:
+def _error(error: OSError | dbus.DBusError) -> Exception:
     if isinstance(error, TimeoutError):
-        raise error
-    if isinstance(error, dbus.DBusError) and error.name in (
-        "org.freedesktop.DBus.Error.AccessDenied",
-        "org.freedesktop.DBus.Error.InteractiveAuthorizationRequired",
-    ):
-        return f"the service manager refuses it: {error}"
-    return f"the service manager: {error}"
+        return error  # our caller's deadline
+    if not isinstance(error, dbus.DBusError):
+        return ManagerError(f"the bus: {error}")
+    denied = "org.freedesktop.DBus.Error.AccessDenied"
+    asked = "org.freedesktop.DBus.Error.InteractiveAuthorizationRequired"
+    verb = "refuses" if error.name in (denied, asked) else "answers"
+    return ManagerError(f"the service manager {verb}: {error}", error.name)
 
 
 def names(properties: dict[str, Any]) -> tuple[str, ...]:
