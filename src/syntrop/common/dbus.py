@@ -329,7 +329,7 @@ class Bus:
         self._signals: list[Message] | None = None
 
     async def subscribe(self, rule: str) -> None:
-        """Have signals that match a rule sent to us, and keep them for `signal()`. Raises DBusError and OSError."""
+        """Have signals that match a rule sent to us and kept for `signal()`. Raises DBusError and OSError."""
         if self._signals is None:
             self._signals = []
         name = "org.freedesktop.DBus"

@@ -142,7 +142,7 @@ def run(
                 files=bool(scratch),
                 processes=command.processes,
                 group=group.handle,
-                scratch=None if _own_tmp() else scratch,
+                scratch=scratch if scratch and not _own_tmp() else None,
                 layers=layers,
                 namespaces=namespaces,
             )
