@@ -134,9 +134,9 @@ class Baseline:
         if shard is None:
             shard = _Shard()
             data = ledger.read(self._path(number))
-            for _, payload in ledger.records(data):
+            found, shard.size = ledger.load(data)
+            for _, payload in found:
                 shard.apply(payload)
-            shard.size = ledger.end(data)
             while len(self._shards) >= _CACHED:
                 del self._shards[next(iter(self._shards))]
         self._shards[number] = shard  # the one used last goes last

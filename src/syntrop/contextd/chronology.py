@@ -140,7 +140,8 @@ class Chronology:
     def _load_segment(self, segment: _Segment) -> None:
         data = ledger.read(segment.path)
         self._next = max(self._next, segment.first)
-        for offset, payload in ledger.records(data):
+        found, segment.size = ledger.load(data)
+        for offset, payload in found:
             line, newline, _ = payload.partition(b"\n")
             try:
                 head = json.loads(line)
@@ -152,7 +153,6 @@ class Chronology:
                 self.events.append(event)
                 segment.newest_us = max(segment.newest_us, event.time_us)
             segment.count += 1
-        segment.size = ledger.end(data)
         self._segments.append(segment)
 
     def append(self, drafts: Sequence[Draft]) -> list[Event]:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from syntrop.common.sdjournal import Entry, Reader
     from syntrop.contextd.snapshot import Snapshot
 
-BATCH_FILES, BATCH_BYTES = 512, 4 << 20
+BATCH_FILES, BATCH_BYTES = 2048, 4 << 20
 FIRST_JOURNAL_US = 24 * 3600 * 1_000_000  # how far back the journal is read the first time
 JOURNAL_MAX = 20_000  # entries looked at in one go
 _KNOWN_MAX = 4000  # newest events by which what is recorded already is recognised
@@ -124,7 +124,6 @@ class Keeper:
         self.index = unitfiles.Index()
         self._publish = publish
         self._opened = False
-        self._reader: Reader | None = None
         self._no_journal = False
         self._full = False
 
@@ -435,33 +434,41 @@ class Keeper:
         return WATCHED
 
     def reader(self) -> Reader | None:
-        """The journal, kept open; None where there is none to read."""
-        if self._reader is None and not self._no_journal:
-            try:
-                from syntrop.common.sdjournal import Reader
+        """The journal, for the caller to close: what it has mapped counts as ours. None where there is none.
 
-                captured = paths.host("") != ""
-                self._reader = Reader(paths.host("/var/log/journal") if captured else None)
-            except OSError as error:
-                journal.info(f"The journal cannot be read: {error.strerror or error}")
-                self._no_journal = True
-        return self._reader
+        To open it again takes less than a millisecond.
+        """
+        if self._no_journal:
+            return None
+        try:
+            from syntrop.common.sdjournal import Reader
+
+            captured = paths.host("") != ""
+            return Reader(paths.host("/var/log/journal") if captured else None)
+        except OSError as error:
+            journal.info(f"The journal cannot be read: {error.strerror or error}")
+            self._no_journal = True
+            return None
 
     def import_journal(self) -> list[Event]:
         """Record what the journal tells that is new. The caller holds the lock."""
         reader = self.reader()
         if reader is None:
             return []
-        try:
-            return self._import_journal(reader)
-        except OSError as error:
-            journal.warning(f"Cannot read the journal: {error}")
-            reader.close()
-            self._reader = None
-            return []
+        with reader:
+            try:
+                drafts, last = self._news(reader)
+            except OSError as error:
+                journal.warning(f"Cannot read the journal: {error}")
+                return []
+        events = self.record(drafts)
+        self._progress["journal"] = last
+        if events:
+            self._save_progress()
+        return events
 
-    def _import_journal(self, reader: Reader) -> list[Event]:
-        reader.refresh()
+    def _news(self, reader: Reader) -> tuple[list[Draft], str]:
+        """What is new, and the place up to which it was read."""
         reader.match(*happenings.matches())
         cursor = self._progress["journal"]
         if cursor:
@@ -477,42 +484,39 @@ class Keeper:
             draft = happenings.notable(entry)
             if draft is not None:
                 drafts.append(draft)
-        events = self.record(drafts)
-        self._progress["journal"] = last
-        if events:
-            self._save_progress()
-        return events
+        return drafts, last
 
     def unit_slice(self, unit: str, limit: int) -> list[Entry]:
         """The newest entries of a unit's latest invocation, oldest first: found by index, not by reading on."""
         reader = self.reader()
         if reader is None:
             return []
-        try:
-            reader.match({"_SYSTEMD_UNIT": unit}, {"UNIT": unit, "_PID": "1"})
-            reader.seek_tail()
-            if not reader.previous():
+        with reader:
+            try:
+                return _slice(reader, unit, limit)
+            except OSError as error:
+                journal.warning(f"Cannot read the journal of {unit}: {error}")
                 return []
-            invocation = reader.field("_SYSTEMD_INVOCATION_ID") or reader.field("INVOCATION_ID")
-            if reader.field("UNIT") == unit:
-                invocation = reader.field("INVOCATION_ID")
-            if invocation:
-                reader.match({"_SYSTEMD_INVOCATION_ID": invocation}, {"INVOCATION_ID": invocation, "_PID": "1"})
-            reader.seek_tail()
-            found = list(reader.backwards(("MESSAGE", "PRIORITY", "SYSLOG_IDENTIFIER", "_PID"), limit))
-        except OSError as error:
-            journal.warning(f"Cannot read the journal of {unit}: {error}")
-            return []
-        found.reverse()
-        return found
 
     def close(self) -> None:
         """Note how far others' records were read. The caller holds the lock."""
         if self._opened:
             self._save_progress()
-        if self._reader is not None:
-            self._reader.close()
-            self._reader = None
+
+
+def _slice(reader: Reader, unit: str, limit: int) -> list[Entry]:
+    reader.match({"_SYSTEMD_UNIT": unit}, {"UNIT": unit, "_PID": "1"})
+    reader.seek_tail()
+    if not reader.previous():
+        return []
+    told = reader.field("UNIT") == unit  # by the manager, of the unit
+    invocation = reader.field("INVOCATION_ID" if told else "_SYSTEMD_INVOCATION_ID")
+    if invocation:
+        reader.match({"_SYSTEMD_INVOCATION_ID": invocation}, {"INVOCATION_ID": invocation, "_PID": "1"})
+    reader.seek_tail()
+    found = list(reader.backwards(("MESSAGE", "PRIORITY", "SYSLOG_IDENTIFIER", "_PID"), limit))
+    found.reverse()
+    return found
 
 
 def _change_time(path: str, new: Snapshot | None) -> int:

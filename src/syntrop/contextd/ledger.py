@@ -81,10 +81,13 @@ def read_record(path: str, offset: int) -> bytes | None:
 
 def end(data: bytes) -> int:
     """Where the last whole record ends, and the next one belongs."""
-    last = 0
-    for at, payload in records(data):
-        last = at + _HEAD.size + len(payload)
-    return last
+    return load(data)[1]
+
+
+def load(data: bytes) -> tuple[list[tuple[int, bytes]], int]:
+    """Every whole record with its offset, and where the last one ends."""
+    found = list(records(data))
+    return found, found[-1][0] + _HEAD.size + len(found[-1][1]) if found else 0
 
 
 def append(path: str, payloads: Sequence[bytes], size: int) -> list[int]:

@@ -139,27 +139,29 @@ class Live:
 
     async def _follow_journal(self) -> None:
         keeper = self._keeper
+        reader = await loop.thread(keeper.reader)
+        if reader is None:
+            return
 
-        def read() -> int:
+        def news() -> None:
             with keeper.lock.urgent:
                 keeper.open()
-                reader = keeper.reader()
-                keeper.import_journal()
-                return -1 if reader is None else os.dup(reader.fileno())
+                if not ended:
+                    reader.refresh()
+                    keeper.import_journal()
 
-        fd = await loop.thread(read)
-        if fd < 0:
-            return
+        def end() -> None:
+            with keeper.lock.urgent:  # a look that is under way uses the reader until its end
+                reader.close()
+
+        ended = False
+        fd = reader.fileno()
         try:
             while True:
+                await loop.thread(news)
                 await loop.readable(fd)
-
-                def more() -> None:
-                    with keeper.lock.urgent:
-                        keeper.import_journal()
-
-                await loop.thread(more)
                 await loop.sleep(JOURNAL_PAUSE)
         finally:
+            ended = True
             loop.forget(fd)
-            os.close(fd)
+            loop.thread(end)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import zlib
+from array import array
 
 from syntrop.contextd import ledger
 
@@ -19,7 +20,30 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 SHARDS = 64
-_CACHED = 16  # indexes kept in memory
+_PREFIX = 16  # bytes of a digest that the index in memory goes by; the whole one is compared when it is read
+
+
+class _Index:
+    """Where the contents of one pack are: 24 bytes each, looked up by a search of C's own."""
+
+    __slots__ = ("_offsets", "_prefixes", "size")
+
+    def __init__(self, data: bytes) -> None:
+        self._prefixes = bytearray()
+        self._offsets = array("Q")
+        found, self.size = ledger.load(data)
+        for offset, payload in found:
+            self.add(payload[:32], offset)
+
+    def add(self, digest: bytes, offset: int) -> None:
+        self._prefixes += digest[:_PREFIX]
+        self._offsets.append(offset)
+
+    def find(self, digest: bytes) -> int | None:
+        at = self._prefixes.find(digest[:_PREFIX])
+        while at >= 0 and at % _PREFIX:
+            at = self._prefixes.find(digest[:_PREFIX], at + 1)
+        return None if at < 0 else self._offsets[at // _PREFIX]
 
 
 class Objects:
@@ -27,7 +51,7 @@ class Objects:
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
-        self._indexes: dict[int, tuple[dict[bytes, int], int]] = {}
+        self._indexes: dict[int, _Index] = {}
 
     def put(self, contents: Iterable[bytes]) -> list[str]:
         """Keep contents durably; their digests in hexadecimal, in order."""
@@ -39,17 +63,18 @@ class Objects:
             digest = sha256(content).digest()
             digests.append(digest.hex())
             shard = digest[0] % SHARDS
-            if digest not in self._index(shard)[0] and digest not in fresh.get(shard, {}):
+            if self._index(shard).find(digest) is None and digest not in fresh.get(shard, {}):
                 fresh.setdefault(shard, {})[digest] = digest + zlib.compress(content, 6)
         if fresh and not os.path.isdir(self._folder):
             ledger.make_folder(self._folder)
         for shard, found in fresh.items():
-            index, size = self._index(shard)
-            self._indexes.pop(shard, None)  # until the append has worked, what is there is unknown
-            offsets = ledger.append(self._path(shard), list(found.values()), size)
-            index.update(zip(found, offsets, strict=True))
-            end = offsets[-1] + len(ledger.frame(next(reversed(found.values()))))
-            self._indexes[shard] = (index, end)
+            index = self._indexes.pop(shard)  # until the append has worked, what is there is unknown
+            payloads = list(found.values())
+            offsets = ledger.append(self._path(shard), payloads, index.size)
+            for digest, offset in zip(found, offsets, strict=True):
+                index.add(digest, offset)
+            index.size = offsets[-1] + len(ledger.frame(payloads[-1]))
+            self._indexes[shard] = index
         return digests
 
     def get(self, digest: str) -> bytes | None:
@@ -58,7 +83,7 @@ class Objects:
 
         raw = bytes.fromhex(digest)
         shard = raw[0] % SHARDS
-        offset = self._index(shard)[0].get(raw)
+        offset = self._index(shard).find(raw)
         if offset is None:
             return None
         payload = ledger.read_record(self._path(shard), offset)
@@ -96,12 +121,8 @@ class Objects:
     def _path(self, shard: int) -> str:
         return os.path.join(self._folder, f"{shard:02x}.pack")
 
-    def _index(self, shard: int) -> tuple[dict[bytes, int], int]:
+    def _index(self, shard: int) -> _Index:
         found = self._indexes.get(shard)
         if found is None:
-            data = ledger.read(self._path(shard))
-            found = ({payload[:32]: at for at, payload in ledger.records(data)}, ledger.end(data))
-            while len(self._indexes) >= _CACHED:
-                del self._indexes[next(iter(self._indexes))]
-            self._indexes[shard] = found
+            found = self._indexes[shard] = _Index(ledger.read(self._path(shard)))
         return found
