@@ -120,7 +120,7 @@ class Reader:
         try:
             return (text.value or b"").decode()
         finally:
-            _free(text)
+            _free(self._library, text)
 
     def forwards(self, names: Iterable[str], limit: int) -> Iterator[Entry]:
         """The next entries, oldest first."""
@@ -187,9 +187,10 @@ _ARGUMENTS: dict[str, tuple[type, ...]] = {
 }
 
 
-def _free(pointer: ctypes.c_char_p) -> None:
-    free = ctypes.CDLL(None).free
-    free.argtypes, free.restype = [ctypes.c_void_p], None
+def _free(library: ctypes.CDLL, pointer: ctypes.c_char_p) -> None:
+    # The C library's, found through the library that allocated.
+    free = library.free
+    free.restype = None
     free(pointer)
 
 
