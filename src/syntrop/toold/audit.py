@@ -182,23 +182,23 @@ class Log:
 def _end(tail: bytes, *, whole: bool) -> tuple[dict[str, Any] | None, int]:
     """The last sound entry of a tail, and where it ends. Raises BrokenChain.
 
-    After a power loss anything may stand behind the last line that was synced, but such a line is never damaged,
-    nor does one follow damage: that is no crash's work.
+    After a power loss, lines behind the last one that was synced may be missing, or hold zeros. What else is amiss
+    is no crash's work: another entry in place of one, and damage before a line that was synced.
     """
     at = 0 if whole else tail.find(b"\n") + 1
     last: dict[str, Any] | None = None
     while (newline := tail.find(b"\n", at)) >= 0:
         try:
-            [last] = check(iter([tail[at:newline]]), previous=last["hash"] if last else None)
+            [last] = check(iter([tail[at:newline]]), previous=None if last is None else last["hash"])
         except BrokenChain:
             break
         at = newline + 1
     for line in tail[at:].split(b"\n"):
         try:
-            safe = parse(line).get("safe")
-        except BrokenChain:
+            json.loads(line)
+        except ValueError:
             continue
-        if safe:
+        if parse(line).get("safe"):
             raise BrokenChain("an entry that was synced follows one that is damaged")
     if last is None and not whole:
         raise BrokenChain("nothing sound in its last part")

@@ -313,6 +313,18 @@ def restore(image: Image, path: str, temporary: str) -> None:
         os.fsync(place.folder)
 
 
+def make_folder(path: str) -> None:
+    """A folder to put something into, unless one is there; what it was like, and safety, is `restore`'s affair.
+
+    Raises ImageError and OSError.
+    """
+    with Place(path) as place:
+        try:
+            os.mkdir(place.name, 0o700, dir_fd=place.folder)
+        except FileExistsError:
+            pass
+
+
 def _restore_file(image: Image, place: Place, temporary: str) -> None:
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     handle = os.open(temporary, flags, 0o600, dir_fd=place.folder)
@@ -328,10 +340,7 @@ def _restore_file(image: Image, place: Place, temporary: str) -> None:
 
 
 def _restore_folder(image: Image, place: Place) -> None:
-    try:
-        os.mkdir(place.name, 0o700, dir_fd=place.folder)
-    except FileExistsError:
-        pass
+    make_folder(place.path)
     handle = os.open(place.name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=place.folder)
     try:
         _set_attributes(image, handle)

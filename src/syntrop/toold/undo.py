@@ -200,9 +200,9 @@ def put_back(record: Record) -> None:
     """Undo whatever was done of the record's steps, and verify. Doing it twice does no harm."""
     # Folders first, outermost first, so that there is something to put files into; then all, last step first, so
     # that what was made is gone before the folder it was made in.
-    for index, step in reversed(list(enumerate(record.steps))):
+    for step in reversed(record.steps):
         if step.before.kind == FOLDER:
-            images.restore(step.before, step.path, _temporary(record, index))
+            images.make_folder(step.path)
     for index, step in reversed(list(enumerate(record.steps))):
         images.restore(step.before, step.path, _temporary(record, index))
     for step in record.steps:
