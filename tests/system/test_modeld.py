@@ -80,6 +80,16 @@ def test_a_credential_is_passed_on(machine: Machine) -> None:
     machine.run("rm /etc/credstore/modeld.pull")
 
 
+def test_inside_the_sandbox_a_part_can_be_sealed_and_a_folder_stored(machine: Machine) -> None:
+    serve(machine, "fourth")
+    machine.run("mkdir -p /srv/folder && cp /srv/web/fourth.safetensors /srv/folder/model.safetensors")
+    machine.run("echo '{}' >/srv/folder/config.json && chmod 700 /srv/folder")
+    machine.run("syntropctl models import /srv/folder --name folder:v1")
+    part = {"id": "folder", "file": "model.safetensors", "offset": 8, "length": 10}
+    reply = json.loads(machine.run_python(CALL, MODEL1, "io.syntrop.Model1.OpenSealed", json.dumps(part)))
+    assert reply["parameters"]["size"] == 10
+
+
 def test_pins_pruning_and_fsck_as_the_operator_sees_them(machine: Machine) -> None:
     digest = serve(machine, "third")
     machine.run("syntropctl models pull http://127.0.0.1:8000/third.safetensors --name third:v1")

@@ -25,7 +25,7 @@ TABLE: tuple[Setting, ...] = (
     Setting(
         "free_floor_bytes",
         int,
-        1 << 30,
+        512 << 20,
         "What the file system of the store keeps free. 0 for no limit.",
         section="store",
         unit="bytes",

@@ -9,6 +9,7 @@ import os
 import re
 import signal
 import socket
+import ssl
 import struct
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from typing import Any
 import pytest
 
 SOURCE = str(Path(__file__).parents[3] / "src")
+CERTIFICATE = Path(__file__).parents[2] / "data" / "tls" / "certificate.pem"
 MODEL1 = "io.syntrop.Model1."
 FAILED = MODEL1 + "PullFailed"
 PATIENCE = 30.0
@@ -76,7 +78,7 @@ class Resource:
 
 
 class Server:
-    def __init__(self) -> None:
+    def __init__(self, tls: bool = False) -> None:
         self.resources: dict[str, Resource] = {}
         self.released = threading.Event()
         outer = self
@@ -96,7 +98,11 @@ class Server:
 
         self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.http.daemon_threads = True
-        self.url = f"http://127.0.0.1:{self.http.server_address[1]}"
+        self.url = f"http{'s' if tls else ''}://127.0.0.1:{self.http.server_address[1]}"
+        if tls:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(CERTIFICATE, CERTIFICATE.with_name("key.pem"))
+            self.http.socket = context.wrap_socket(self.http.socket, server_side=True)
         threading.Thread(target=self.http.serve_forever, daemon=True).start()
 
     def put(self, path: str, data: bytes, **options: Any) -> Resource:
@@ -584,6 +590,25 @@ def test_no_word_of_ours_goes_along_with_a_redirect(world: World) -> None:
         assert there.requests == [(None, None)]
     finally:
         other.close()
+
+
+def test_https_and_certificates_that_are_not_good(world: World) -> None:
+    secure = Server(tls=True)
+    try:
+        data = gguf()
+        file = secure.put("/model.gguf", data)
+        file.faults = [("cut", 500_000)]
+        reply = world.pull(secure.url + "/model.gguf", digest=digest_of(data))
+        assert (reply.error, "certificate" in reply.parameters["reason"]) == (FAILED, True)
+        assert file.requests == []
+        world.configure(ca_file=str(CERTIFICATE))
+        assert world.pull(secure.url + "/model.gguf", digest=digest_of(data)).error is None
+        assert [wanted for wanted, _ in file.requests] == [None, "bytes=500000-"]
+        # And never from there to where anybody could listen.
+        secure.put("/away.gguf", data).always = ("redirect", world.server.url + "/x")
+        assert "https to http" in world.pull(secure.url + "/away.gguf").parameters["reason"]
+    finally:
+        secure.close()
 
 
 def test_mirrors_come_first_and_the_source_helps_out(world: World) -> None:
