@@ -101,10 +101,8 @@ def importing(folder: str, megabytes: int, rounds: int) -> dict[str, list[float]
             file.write(os.urandom(1 << 20))
     times: dict[str, list[float]] = {"import": [], "sha256sum + cp": [], "sha256sum + cp, synced": []}
     copy = os.path.join(folder, "copy.gguf")
-    commands = {
-        "sha256sum + cp": f"sha256sum {source} >/dev/null && cp --reflink=auto {source} {copy}",
-        "sha256sum + cp, synced": f"sha256sum {source} >/dev/null && cp --reflink=auto {source} {copy} && sync {copy}",
-    }
+    both = f"sha256sum {source} >/dev/null && cp --reflink=auto {source} {copy}"
+    commands = {"sha256sum + cp": both, "sha256sum + cp, synced": f"{both} && sync {copy}"}
     for _ in range(rounds):
         place = tempfile.mkdtemp(dir=folder)
         daemon = Daemon(place)
