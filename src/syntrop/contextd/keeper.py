@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Keeps the store: compares files with the baseline, records what changed, imports what others recorded.
 
-The order of writing makes a crash harmless: contents, then events, then the baseline. After a crash between the
-last two the difference is found again, and recognised by the event that is there.
+The order of writing makes a crash harmless: events (which hold their diffs), then contents, then the baseline that
+names them. After a crash in between the difference is found again, and recognised by the event that is there.
 
 Everything here blocks, and belongs in a worker thread. One lock keeps the store whole; who wants it urgently (a
 caller waits) is let in front of a scan in the background.
@@ -260,21 +260,17 @@ class Keeper:
         return _Change(path, old, new, text, pid)
 
     def _commit(self, changes: list[_Change]) -> list[Event]:
-        """Contents, events, baseline: each on the disk before the next. Returns the events."""
+        """Events, contents, baseline: each on the disk before the next. Returns the events."""
         if not changes:
             return []
+        drafts = [draft for change in changes if (draft := self._draft(change)) is not None]
+        events = self.record(drafts)
         kept = [change for change in changes if change.new is not None and change.text is not None]
         if not self._full:
             digests = self.objects.put(change.text or b"" for change in kept)
             for change, digest in zip(kept, digests, strict=True):
                 assert change.new is not None
                 change.new.content = digest
-        drafts = []
-        for change in changes:
-            draft = self._draft(change)
-            if draft is not None:
-                drafts.append(draft)
-        events = self.record(drafts)
         self.baseline.put({change.path: change.new for change in changes})
         return events
 

@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 
 _MARK = b"\xa5SL\x01"
 _HEAD = struct.Struct("<4sII")
+ENDINGS = (".log", ".pack")
 RECORD_MAX = 16 << 20  # bytes; a longer one is damage
+
+_settled: set[str] = set()  # folders in which this process has seen nothing that is not safe
 
 
 def frame(payload: bytes) -> bytes:
@@ -101,25 +104,27 @@ def append(path: str, payloads: Sequence[bytes], size: int) -> list[int]:
         offsets.append(at)
         at += _HEAD.size + len(payload)
     data = b"".join(frame(payload) for payload in payloads)
+    folder = os.path.dirname(path)
     try:
-        handle = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
-        fresh = False
-    except FileNotFoundError:
+        settle(folder)
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        fresh = True
-    try:
-        if os.fstat(handle).st_size > size:
-            os.ftruncate(handle, size)
         try:
-            _write(handle, data, size)
-            os.fsync(handle)
-        except OSError:
-            os.ftruncate(handle, size)
-            raise
-    finally:
-        os.close(handle)
-    if fresh or size == 0:
-        sync_folder(os.path.dirname(path))
+            fresh = os.fstat(handle).st_size == 0
+            if os.fstat(handle).st_size > size:
+                os.ftruncate(handle, size)
+            try:
+                _write(handle, data, size)
+                os.fsync(handle)
+            except OSError:
+                os.ftruncate(handle, size)
+                raise
+        finally:
+            os.close(handle)
+        if fresh:
+            sync_folder(folder)
+    except OSError:
+        _settled.discard(folder)  # what came of it is unknown
+        raise
     return offsets
 
 
@@ -136,26 +141,44 @@ def rewrite(path: str, payloads: Sequence[bytes]) -> int:
     from syntrop.common import atomic
 
     data = b"".join(frame(payload) for payload in payloads)
-    atomic.write(path, data, mode=0o600)
+    try:
+        atomic.write(path, data, mode=0o600)
+    except OSError:
+        _settled.discard(os.path.dirname(path))
+        raise
     return len(data)
 
 
 def sync_folder(folder: str) -> None:
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    _sync(folder, os.O_RDONLY | os.O_DIRECTORY)
+
+
+def _sync(path: str, flags: int) -> None:
+    handle = os.open(path, flags | os.O_CLOEXEC)
     try:
         os.fsync(handle)
     finally:
         os.close(handle)
 
 
-def make_folder(folder: str) -> None:
-    """Make a folder of ours durably, with the folders above it that are missing."""
-    if os.path.isdir(folder):
+def settle(folder: str) -> None:
+    """Make a folder of ledgers with the folders above it, and make safe what is seen there, once in a process.
+
+    Whoever wrote there last may have been killed before it came to a sync: its records and names are seen, and
+    would be built upon, but a power loss could still take them away.
+    """
+    if folder in _settled:
         return
+    make_folder(folder)
+    for name in os.listdir(folder):
+        if name.endswith(ENDINGS):
+            _sync(os.path.join(folder, name), os.O_RDONLY)
     parent = os.path.dirname(folder)
-    make_folder(parent)
-    try:
-        os.mkdir(folder, 0o700)
-    except FileExistsError:
-        pass
-    sync_folder(parent)
+    for place in (folder, parent, os.path.dirname(parent)):
+        _sync(place, os.O_RDONLY | os.O_DIRECTORY)
+    _settled.add(folder)
+
+
+def make_folder(folder: str) -> None:
+    """Make a folder of ours, with the folders above it that are missing; `settle` makes its name safe."""
+    os.makedirs(folder, 0o700, exist_ok=True)

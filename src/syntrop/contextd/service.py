@@ -225,9 +225,8 @@ class Context1:
     def _told(self, event: Event, operator: bool) -> dict[str, Any]:
         from syntrop.contextd.context import Teller
 
-        keeper = self._keeper()
-        with keeper.lock.urgent:
-            return Teller(keeper.chronology.details, operator=operator).event(event)
+        # Without the lock: an event's record is never written again.
+        return Teller(self._keeper().chronology.details, operator=operator).event(event)
 
     async def _operator(self, call: Call) -> bool:
         """Whether the caller may see what not everybody may read. polkit is not asked: nothing is to be done."""
