@@ -10,6 +10,7 @@ import pytest
 from crashlab.explore import Scenario
 from proofs import Proofs
 
+from syntrop.contextd import ledger
 from syntrop.contextd.baseline import Baseline
 from syntrop.contextd.chronology import Chronology, Draft
 from syntrop.contextd.keeper import Keeper, Options
@@ -19,11 +20,18 @@ from syntrop.contextd.snapshot import Snapshot
 Acknowledge = Callable[[str], None]
 RING = 20  # events; a segment holds a tenth
 
+
+def store(root: str, name: str = "") -> str:
+    """Path of a part of the store, for a process that has just begun."""
+    ledger._settled.clear()
+    return os.path.join(root, "store", name).rstrip("/")
+
+
 # --- the chronology ------------------------------------------------------------------------------------------
 
 
 def chronology(root: str) -> Chronology:
-    return Chronology(os.path.join(root, "store", "chronology"), events_max=RING)
+    return Chronology(store(root, "chronology"), events_max=RING)
 
 
 def prepare_ring(root: str) -> None:
@@ -66,7 +74,7 @@ CONTENTS = [b"old content\n" * 30, b"new content\n" * 30, b"another\n", b"and on
 
 
 def objects(root: str) -> Objects:
-    return Objects(os.path.join(root, "store", "objects"))
+    return Objects(store(root, "objects"))
 
 
 def prepare_objects(root: str) -> None:
@@ -74,10 +82,10 @@ def prepare_objects(root: str) -> None:
 
 
 def keep(root: str, acknowledge: Acknowledge) -> None:
-    store = objects(root)
-    store.put(CONTENTS)
+    kept = objects(root)
+    kept.put(CONTENTS)
     acknowledge("kept")
-    store.keep_only({bytes.fromhex(one) for one in digests()[1:]})
+    kept.keep_only({bytes.fromhex(one) for one in digests()[1:]})
     acknowledge("forgotten")
 
 
@@ -88,18 +96,18 @@ def digests() -> list[str]:
 
 
 def check_objects(root: str, acked: tuple[str, ...]) -> None:
-    store = objects(root)
-    found = [store.get(one) for one in digests()]
+    kept = objects(root)
+    found = [kept.get(one) for one in digests()]
     assert all(one in (None, content) for one, content in zip(found, CONTENTS, strict=True))
     assert found[1] == CONTENTS[1], "what was safe is lost"
     assert "kept" not in acked or found[1:] == CONTENTS[1:], "a content is lost"
     assert "forgotten" not in acked or found[0] is None, "what was forgotten came back"
-    store.put(CONTENTS)
+    kept.put(CONTENTS)
     assert [objects(root).get(one) for one in digests()] == CONTENTS
 
 
 def baseline(root: str) -> Baseline:
-    return Baseline(os.path.join(root, "store", "baseline"))
+    return Baseline(store(root, "baseline"))
 
 
 def row(root: str, name: str, text: str) -> Snapshot:
@@ -115,36 +123,48 @@ def row(root: str, name: str, text: str) -> Snapshot:
 
 def prepare_baseline(root: str) -> None:
     os.mkdir(os.path.join(root, "etc"))
-    store = baseline(root)
-    store.put({f"/etc/{n}": row(root, str(n), "old") for n in range(3)})
+    rows = baseline(root)
+    rows.put({f"/etc/{n}": row(root, str(n), "old") for n in range(3)})
     for text in range(255):
-        store.put({"/etc/0": row(root, "0", "x" * text)})
+        rows.put({"/etc/0": row(root, "0", "x" * text)})
 
 
 def put(root: str, acknowledge: Acknowledge) -> None:
-    store = baseline(root)
+    rows = baseline(root)
     for text in range(3):  # in the midst of which it is rewritten, since it has become too long
-        store.put({"/etc/1": row(root, "1", "y" * (500 + text)), "/etc/2": None})
+        rows.put({"/etc/1": row(root, "1", "y" * (500 + text)), "/etc/2": None})
         acknowledge(str(500 + text))
 
 
 def check_baseline(root: str, acked: tuple[str, ...]) -> None:
-    store = baseline(root)
-    rows = store.folder("/etc")
-    assert rows["0"].size == 254, "a row is lost"
+    rows = baseline(root)
+    found = rows.folder("/etc")
+    assert found["0"].size == 254, "a row is lost"
     sizes = [3, 500, 501, 502][len(acked) :]
-    assert rows["1"].size in sizes, f"the row of {sorted(acked)} is lost: {rows['1'].size}"
-    assert not acked or "2" not in rows, "a file came back"
-    store.put({"/etc/new": row(root, "new", "new")})
+    assert found["1"].size in sizes, f"the row of {sorted(acked)} is lost: {rows['1'].size}"
+    assert not acked or "2" not in found, "a file came back"
+    rows.put({"/etc/new": row(root, "new", "new")})
+    assert baseline(root).get("/etc/new") is not None
+
+
+def clear(root: str, acknowledge: Acknowledge) -> None:
+    baseline(root).clear()
+    acknowledge("cleared")
+
+
+def check_cleared(root: str, acked: tuple[str, ...]) -> None:
+    rows = baseline(root)
+    assert not acked or not rows.exists, "what was forgotten came back"
+    rows.put({"/etc/new": row(root, "new", "new")})
     assert baseline(root).get("/etc/new") is not None
 
 
 # --- the keeper ----------------------------------------------------------------------------------------------
 
 
-def keeper(root: str, monkeypatch: None = None) -> Keeper:
+def keeper(root: str) -> Keeper:
     os.environ["SYNTROP_HOST_ROOT"] = os.path.join(root, "host")
-    one = Keeper(os.path.join(root, "store"), Options(("/etc",), fanotify=False))
+    one = Keeper(store(root), Options(("/etc",), fanotify=False))
     one.open()
     return one
 
@@ -152,11 +172,11 @@ def keeper(root: str, monkeypatch: None = None) -> Keeper:
 def prepare_host(root: str) -> None:
     os.makedirs(os.path.join(root, "host", "etc"))
     write(root, "before\n")
-    with_keeper = keeper(root)
-    with with_keeper.lock.urgent:
-        with_keeper.look_into("/etc")
-        with_keeper._progress["scanned"] = ["/etc"]
-        with_keeper._save_progress()
+    one = keeper(root)
+    with one.lock.urgent:
+        one.look_into("/etc")
+        one._progress["scanned"] = ["/etc"]
+        one._save_progress()
 
 
 def write(root: str, text: str) -> None:
@@ -175,8 +195,8 @@ def look(root: str, acknowledge: Acknowledge) -> None:
     write(root, "after\n")
     one = keeper(root)
     with one.lock.urgent:
-        one.look(["/etc/app.conf"])
-        acknowledge("seen")
+        if one.look(["/etc/app.conf"]):
+            acknowledge("seen")
         [event] = one.record([Draft("operator", "noted")])
     acknowledge(f"noted {event.number}")
 
@@ -214,6 +234,7 @@ class TestStores(Proofs):
         Scenario("ring from nothing", prepare_nothing, record, check_ring),
         Scenario("objects", prepare_objects, keep, check_objects),
         Scenario("baseline", prepare_baseline, put, check_baseline),
+        Scenario("clear", prepare_baseline, clear, check_cleared),
         Scenario("keeper", prepare_host, look, check_keeper),
     )
     SOURCES = ("src/syntrop/contextd",)

@@ -92,8 +92,6 @@ class Baseline:
         by_shard: dict[int, list[str]] = {}
         for path in changes:
             by_shard.setdefault(shard_of(os.path.dirname(path)), []).append(path)
-        if by_shard and not os.path.isdir(self._folder):
-            ledger.make_folder(self._folder)
         for number, names in by_shard.items():
             shard = self._shard(number)
             del self._shards[number]  # until the append has worked, what is there is unknown

@@ -165,8 +165,6 @@ class Chronology:
             head, payload = _encode(number, draft)
             heads.append(head)
             payloads.append(payload)
-        if not os.path.isdir(self._folder):
-            ledger.make_folder(self._folder)
         offsets = ledger.append(segment.path, payloads, segment.size)
         events = []
         for head, payload, offset in zip(heads, payloads, offsets, strict=True):

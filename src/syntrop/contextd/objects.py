@@ -65,8 +65,8 @@ class Objects:
             shard = digest[0] % SHARDS
             if self._index(shard).find(digest) is None and digest not in fresh.get(shard, {}):
                 fresh.setdefault(shard, {})[digest] = digest + zlib.compress(content, 6)
-        if fresh and not os.path.isdir(self._folder):
-            ledger.make_folder(self._folder)
+        if digests:
+            ledger.settle(self._folder)  # also for what is there already: it is relied upon from now on
         for shard, found in fresh.items():
             index = self._indexes.pop(shard)  # until the append has worked, what is there is unknown
             payloads = list(found.values())

@@ -15,6 +15,7 @@ from crashlab.model import Log, Sync, Tree
 from crashlab.recorder import Recorder
 from crashlab.tracer import AFTER, BEFORE, TORN, Acknowledge, Fault, Kill, Outcome, run
 
+SUBJECTS = ("src/", "tests/crash/specimens.py")  # whose syncs are looked at; others are a scenario's own
 Line = tuple[str, int]
 Check = Callable[[str, tuple[str, ...]], None]
 
@@ -137,7 +138,8 @@ class Laboratory:
     def needless(self) -> tuple[set[Line], set[Line]]:
         """Lines through which syncs are called, and those without whose syncs nothing would go wrong."""
         log = self.record()
-        lines = {line for one in log.events if isinstance(one, Sync) for line in one.site}
+        called = {line for one in log.events if isinstance(one, Sync) for line in one.site}
+        lines = {line for line in called if line[0].startswith(SUBJECTS)}
         unsited = [one.what for one in log.events if isinstance(one, Sync) and not one.site]
         assert not unsited, f"syncs from nowhere: {unsited}"
         return lines, {line for line in lines if not self._missed(line)}

@@ -22,7 +22,7 @@ Acknowledge = Callable[[str], None]
 Operate = Callable[[str, Acknowledge], None]
 
 TREE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
-SOURCES = (os.path.join(TREE, "src") + "/", os.path.join(TREE, "tests", "crash", "specimens.py"))
+SOURCES = (os.path.join(TREE, "src") + "/", os.path.join(TREE, "tests", "crash") + "/")
 BEFORE, TORN, AFTER = "before", "torn", "after"
 PATIENCE = 120  # seconds after which an operation that hangs fails its test
 
