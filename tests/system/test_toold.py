@@ -191,9 +191,7 @@ def test_a_property_is_set_and_set_back(host: Machine) -> None:
 
 
 def test_a_cache_is_emptied_and_filled_again(host: Machine) -> None:
-    host.run(
-        "cd /var/cache/victim && mkdir -p a/b && echo one >a/b/one && echo two >two"
-    )
+    host.run("cd /var/cache/victim && mkdir -p a/b && echo one >a/b/one && echo two >two")
     host.run("cd /var/cache/victim && ln -s a/b link && chmod 700 a")
     listing = "cd /var/cache/victim && find . | sort | xargs stat -c '%n %F %a %U %s' && cat two a/b/one"
     before = host.run(listing).stdout
@@ -276,6 +274,37 @@ def test_commands_run_in_control_groups_of_their_own(host: Machine) -> None:
     assert host.run(f"cat {group}/tools/cgroup.procs").stdout == ""
     assert host.run(f"cat {group}/daemon/cgroup.procs").stdout.strip() == host.property("toold.service", "MainPID")
     assert "no control group" not in host.journal("toold.service")
+
+
+BOMB = """
+import glob, sys
+sys.path[:0] = glob.glob("/usr/lib/syntrop/lib/python3.*/site-packages")
+from syntrop.toold import confinement, runner
+bomb = '''
+import os, select
+for count in range(400):
+    try:
+        if os.fork() == 0:
+            os.close(1), os.close(2)
+            select.select([], [], [], 60)
+    except OSError:
+        break
+print(count)
+'''
+for layers in (confinement.ALL_LAYERS, confinement.ALL_LAYERS & ~confinement.LIMITS):
+    command = runner.Command([sys.argv[1], "-I", "-S", "-c", bomb], timeout=30, processes=True, reads=("/usr",))
+    outcome = runner.run(command, layers=layers)
+    print(outcome.stdout.decode().strip() or outcome.stderr.decode())
+"""
+
+
+def test_a_fork_bomb_is_held_by_the_limit(host: Machine) -> None:
+    """Of a tool that may fork at all; root is not counted, so this is done as the account that toold runs as."""
+    told = host.run_python(BOMB, "/usr/bin/python3.13", python="/usr/lib/syntrop/bin/python3", user="syntrop-tool")
+    held, free = map(int, told.split())
+    assert held < 128
+    assert free == 399
+    assert host.run("pgrep -u syntrop-tool -f select.select", check=False).stdout == "", "all of it is gone"
 
 
 def test_syntropctl(host: Machine) -> None:

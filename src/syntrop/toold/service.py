@@ -287,7 +287,8 @@ class Attempt:
         try:
             outcome = await run
         except loop.Cancelled:
-            cancel.set()  # the caller hung up: nobody wants the answer
+            if not run.done:  # its pipe is closed otherwise, and the number may be another's
+                cancel.set()  # the caller hung up: nobody wants the answer
             raise
         except (SandboxError, OSError) as error:
             await self._failed(str(error))
