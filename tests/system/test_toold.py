@@ -307,6 +307,40 @@ def test_a_fork_bomb_is_held_by_the_limit(host: Machine) -> None:
     assert host.run("pgrep -u syntrop-tool -f select.select", check=False).stdout == "", "all of it is gone"
 
 
+ORPHAN = """
+import glob, os, select, signal, sys
+sys.path[:0] = glob.glob("/usr/lib/syntrop/lib/python3.*/site-packages")
+from syntrop.common import cgroup
+from syntrop.toold import confinement, runner
+orphan = '''
+import os, select
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        os.close(1), os.close(2)
+        select.select([], [], [], 60)
+    os._exit(0)
+'''
+own = cgroup.of_pid(0)
+argv = ["/usr/bin/python3.13", "-I", "-S", "-c", orphan]
+command = runner.Command(argv, timeout=30, processes=True, reads=("/usr",))
+without_filter = confinement.ALL_LAYERS & ~confinement.SECCOMP  # which has no setsid(2)
+for groups in (own.folder, None):
+    runner.run(command, layers=without_filter, groups=groups)
+    left = [pid for name in ("", *(entry.name for entry in os.scandir(own.folder) if entry.is_dir()))
+            for pid in map(int, open(os.path.join(own.folder, name, "cgroup.procs"))) if pid != os.getpid()]
+    print(len(left))
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
+"""
+
+
+def test_a_control_group_finds_what_has_left_its_session(host: Machine) -> None:
+    """Without the filter a command can leave its session: the group gets it all the same."""
+    run = "systemd-run --quiet --wait --pipe --property=Delegate=yes /usr/lib/syntrop/bin/python3 -I -"
+    assert host.run(run, input=ORPHAN).stdout.split() == ["0", "1"]
+
+
 def test_syntropctl(host: Machine) -> None:
     host.write(DROP_IN, BAD)
     host.run("systemctl daemon-reload")
