@@ -7,7 +7,7 @@ import hashlib
 import os
 from collections.abc import Callable
 
-from crashlab.explore import Scenario
+from crashlab.explore import Line, Scenario
 from proofs import Proofs
 from test_modeld import FILES, goes_on, open_store, prepare, sound
 
@@ -16,7 +16,7 @@ from syntrop.modeld.pieces import Piece
 from syntrop.modeld.store import Store
 
 Acknowledge = Callable[[str], None]
-DATA, OTHER = FILES["one"], FILES["two"]
+DATA, OTHER = FILES["one"], FILES["two"][::-1]  # different from the first byte on
 STEP = 64
 
 
@@ -82,3 +82,15 @@ class TestIncoming(Proofs):
         Scenario("download of what has changed", prepare_other, download, check),
     )
     SOURCES = ("src/syntrop/modeld/incoming.py",)
+
+    def test_no_sync_can_be_missing(self, laboratory):
+        """Of the download's own syncs: those of the store are `test_modeld.py`'s."""
+        called: set[Line] = set()
+        needed: set[Line] = set()
+        for scenario in self.SCENARIOS:
+            lines, needless = laboratory(scenario).needless()
+            mine = {line for line in lines if line[0] in self.SOURCES}
+            called |= mine
+            needed |= mine - needless
+        assert called
+        assert not called - needed, f"syncs whose absence nothing shows: {sorted(called - needed)}"
