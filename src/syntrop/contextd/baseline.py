@@ -56,6 +56,11 @@ class Baseline:
         self._folder = folder
         self._shards: dict[int, _Shard] = {}
 
+    @property
+    def exists(self) -> bool:
+        """Whether it holds anything."""
+        return any(True for _ in self.folders())
+
     def get(self, path: str) -> Snapshot | None:
         folder, name = os.path.split(path)
         row = self._shard(shard_of(folder)).folders.get(folder, {}).get(name)

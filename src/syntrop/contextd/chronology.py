@@ -156,7 +156,12 @@ class Chronology:
         self._segments.append(segment)
 
     def append(self, drafts: Sequence[Draft]) -> list[Event]:
-        """Record events; they are on the disk when this returns. Raises OSError, with nothing recorded."""
+        """Record events; they are on the disk when this returns. Raises OSError, with nothing recorded.
+
+        So are those that were there before, which a predecessor may have been killed over.
+        """
+        for one in self._segments:
+            ledger.settle_file(one.path)
         if not drafts:
             return []
         segment = self._segment()

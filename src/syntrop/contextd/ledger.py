@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 _MARK = b"\xa5SL\x01"
 _HEAD = struct.Struct("<4sII")
-ENDINGS = (".log", ".pack")
 RECORD_MAX = 16 << 20  # bytes; a longer one is damage
 
 _settled: set[str] = set()  # folders in which this process has seen nothing that is not safe
@@ -122,8 +121,10 @@ def append(path: str, payloads: Sequence[bytes], size: int) -> list[int]:
             os.close(handle)
         if fresh:
             sync_folder(folder)
+        _settled.add(path)
     except OSError:
         _settled.discard(folder)  # what came of it is unknown
+        _settled.discard(path)
         raise
     return offsets
 
@@ -162,21 +163,31 @@ def _sync(path: str, flags: int) -> None:
 
 
 def settle(folder: str) -> None:
-    """Make a folder of ledgers with the folders above it, and make safe what is seen there, once in a process.
+    """Make a folder of ledgers with the folders above it, and make the names seen there safe, once in a process.
 
     Whoever wrote there last may have been killed before it came to a sync: its records and names are seen, and
-    would be built upon, but a power loss could still take them away.
+    would be built upon, but a power loss could still take them away. Records: see `settle_file`.
     """
     if folder in _settled:
         return
     make_folder(folder)
-    for name in os.listdir(folder):
-        if name.endswith(ENDINGS):
-            _sync(os.path.join(folder, name), os.O_RDONLY)
     parent = os.path.dirname(folder)
     for place in (folder, parent, os.path.dirname(parent)):
         _sync(place, os.O_RDONLY | os.O_DIRECTORY)
     _settled.add(folder)
+
+
+def settle_file(path: str) -> None:
+    """Make the records that are seen in a ledger safe, once in a process, before anything is built on them.
+
+    An append does so too; a ledger that is only read has to be settled where something durable follows from it.
+    """
+    if path not in _settled:
+        try:
+            _sync(path, os.O_RDONLY)
+        except FileNotFoundError:
+            return
+        _settled.add(path)
 
 
 def make_folder(folder: str) -> None:

@@ -66,7 +66,9 @@ class Objects:
             if self._index(shard).find(digest) is None and digest not in fresh.get(shard, {}):
                 fresh.setdefault(shard, {})[digest] = digest + zlib.compress(content, 6)
         if digests:
-            ledger.settle(self._folder)  # also for what is there already: it is relied upon from now on
+            ledger.settle(self._folder)
+        for shard in {int(digest[:2], 16) % SHARDS for digest in digests} - fresh.keys():
+            ledger.settle_file(self._path(shard))  # what is there already is relied upon from now on
         for shard, found in fresh.items():
             index = self._indexes.pop(shard)  # until the append has worked, what is there is unknown
             payloads = list(found.values())
