@@ -17,7 +17,7 @@ from syntrop.toold.undo import Record, Step
 Acknowledge = Callable[[str], None]
 
 LARGE = bytes(range(256)) * 300  # more than a record holds itself
-AUDIT_FILE_MAX = 1200
+AUDIT_FILE_MAX = 1000
 
 
 def target(root: str, name: str) -> str:
@@ -217,7 +217,7 @@ def prepare_nothing(root: str) -> None:
 def append(root: str, acknowledge: Acknowledge) -> None:
     audit.FILE_MAX = AUDIT_FILE_MAX  # in a child, whose alone it is
     log = audit.Log(root)
-    for number in range(4):
+    for number in range(2):
         log.append("safe", {"number": number}, sync=False)
         log.append("careless", {"number": number}, sync=False)
         entry = log.append("changing", {"number": number}, sync=True)
