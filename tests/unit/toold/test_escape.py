@@ -183,6 +183,7 @@ def test_packet_sockets_and_terminals(escape: str) -> None:
     assert attempt(escape, "terminal").exit_code == HELD
 
 
+@pytest.mark.root
 @pytest.mark.parametrize("way", ["mount", "unshare"])
 def test_mounts_and_namespaces(escape: str, way: str) -> None:
     for namespaces in (True, False):
@@ -212,6 +213,7 @@ def test_there_is_no_shell(escape: str) -> None:
     held_by(escape, LANDLOCK, "exec")
 
 
+@pytest.mark.root
 def test_capabilities(escape: str) -> None:
     held_by(escape, CAPS, "capabilities")
 
@@ -354,6 +356,7 @@ def test_a_thread_is_confined(outside: Path, tmp_path: Path) -> None:
     (tmp_path / "outside").write_text("the others are as free as before")
 
 
+@pytest.mark.root
 def test_a_mount_that_comes_in_between(outside: Path) -> None:
     """Whoever mounts over a folder that is held open changes nothing for those who hold it."""
     program = """
