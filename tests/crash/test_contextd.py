@@ -106,6 +106,15 @@ def check_objects(root: str, acked: tuple[str, ...]) -> None:
     assert [objects(root).get(one) for one in digests()] == CONTENTS
 
 
+def check_first_objects(root: str, acked: tuple[str, ...]) -> None:
+    kept = objects(root)
+    found = [kept.get(one) for one in digests()]
+    assert all(one in (None, content) for one, content in zip(found, CONTENTS, strict=True))
+    assert not acked or found[1:] == CONTENTS[1:], "a content is lost"
+    kept.put(CONTENTS)
+    assert [objects(root).get(one) for one in digests()] == CONTENTS
+
+
 def baseline(root: str) -> Baseline:
     return Baseline(store(root, "baseline"))
 
@@ -201,8 +210,28 @@ def look(root: str, acknowledge: Acknowledge) -> None:
     acknowledge(f"noted {event.number}")
 
 
+def prepare_files(root: str) -> None:
+    os.makedirs(os.path.join(root, "host", "etc"))
+    write(root, "before\n")
+
+
+def first_look(root: str, acknowledge: Acknowledge) -> None:
+    keeper(root).scan(lambda: True, lambda folder, names: None)
+    acknowledge("looked")
+
+
+def check_first_look(root: str, acked: tuple[str, ...]) -> None:
+    one = keeper(root)
+    one.scan(lambda: True, lambda folder, names: None)
+    told = [event.summary for event in one.chronology.events if event.source == "file"]
+    assert not told, f"what was there before is told as new: {told}"
+
+
 def check_keeper(root: str, acked: tuple[str, ...]) -> None:
-    write(root, "after\n")
+    with open(os.path.join(root, "host", "etc", "app.conf"), encoding="utf-8") as file:
+        written = file.read()
+    if written != "after\n":  # else not again: a new file would have its content kept anew
+        write(root, "after\n")
     one = keeper(root)
     told = [event for event in one.chronology.events if event.source == "file"]
     assert "seen" not in acked or len(told) == 1, "the change is lost"
@@ -216,6 +245,23 @@ def check_keeper(root: str, acked: tuple[str, ...]) -> None:
     for text in acked:
         if text.startswith("noted"):
             assert int(text.split()[1]) in [event.number for event in noted], "a recorded event is lost"
+    # The next difference has both its sides too: what the file was is kept.
+    write(root, "later\n")
+    one = keeper(root)
+    with one.lock.urgent:
+        one.look_into("/etc")
+    details = one.chronology.details(one.chronology.events[-1]) or ""
+    assert "-after" in details and "+later" in details, f"not both sides: {details}"
+
+
+def check_changed_back(root: str, acked: tuple[str, ...]) -> None:
+    write(root, "before\n")
+    one = keeper(root)
+    with one.lock.urgent:
+        one.look_into("/etc")
+    told = [event for event in one.chronology.events if event.source == "file"]
+    # Before it was acknowledged it may be on record and not in the baseline: then nothing has changed since.
+    assert len(told) in ((2,) if "seen" in acked else (0, 1, 2)), f"told {len(told)} times"
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -233,8 +279,11 @@ class TestStores(Proofs):
         Scenario("ring", prepare_ring, record, check_ring),
         Scenario("ring from nothing", prepare_nothing, record, check_ring),
         Scenario("objects", prepare_objects, keep, check_objects),
+        Scenario("objects from nothing", prepare_nothing, keep, check_first_objects),
         Scenario("baseline", prepare_baseline, put, check_baseline),
         Scenario("clear", prepare_baseline, clear, check_cleared),
+        Scenario("first look", prepare_files, first_look, check_first_look),
         Scenario("keeper", prepare_host, look, check_keeper),
+        Scenario("keeper, and changed back", prepare_host, look, check_changed_back),
     )
     SOURCES = ("src/syntrop/contextd",)

@@ -124,7 +124,7 @@ class Laboratory:
         return report
 
     def fail(self) -> Report:
-        """A full disk, a quota and a broken disk, at each call that they can hit; every other one on another core."""
+        """A full disk, a quota and a broken disk, at each call that they can hit, on two cores."""
         worker, theirs = _elsewhere(self.scenario)
         report = self._fail(0)
         with open(theirs, "rb") as pipe:
@@ -258,7 +258,7 @@ class Laboratory:
 
 
 def _elsewhere(scenario: Scenario) -> tuple[int, int]:
-    """A process that does the odd half of `fail` in a laboratory of its own; its id, and where its report comes."""
+    """A process that does the odd half of `fail` in its own laboratory; its id, and where its report comes."""
     ours, theirs = os.pipe()
     worker = os.fork()
     if worker:
