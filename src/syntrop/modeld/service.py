@@ -7,6 +7,7 @@ import os
 
 from syntrop.common import journal, loop, paths
 from syntrop.common.varlink.errors import VarlinkError
+from syntrop.common.varlink.wire import Fixed
 from syntrop.modeld import naming
 from syntrop.modeld.catalogue import Entry
 from syntrop.modeld.faults import DigestMismatch, NoSuchModel, OutOfSpace, Unsuitable
@@ -43,13 +44,13 @@ class Model1:
         self._sealed = Cache(settings.sealed_cache_bytes)
         self._sealing: dict[tuple[str, int, int], _Sealing] = {}
         self._pulls: Pulls | None = None
-        self._listed: tuple[list[Entry], list[dict[str, Any]]] | None = None
+        self._listed: tuple[list[Entry], Fixed] | None = None
 
     async def List(self, call: Call) -> dict[str, Any]:
         entries = await self._in_store(self._store.entries)
         if self._listed is None or self._listed[0] is not entries:
-            self._listed = entries, [_entry(entry) for entry in entries]
-        return {"models": self._listed[1]}
+            self._listed = entries, Fixed({"models": [_entry(entry) for entry in entries]})
+        return self._listed[1]
 
     async def Inspect(self, call: Call, id: str) -> dict[str, Any]:
         identifier = _parse(id)
