@@ -4,7 +4,10 @@
 from __future__ import annotations
 
 import importlib.util
+import shutil
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -47,3 +50,12 @@ def qwen2_path() -> Path:
 def golden() -> Path:
     """Folder of the oracle's tokens and continuations, one file a model."""
     return Path(__file__).parent / "data" / "golden"
+
+
+@pytest.fixture
+def tmp_path() -> Iterator[Path]:
+    """In place of pytest's own, which has the test's name and the number of the run in it: a socket's path may be
+    107 bytes long (unix(7)), and the hundredth run of a machine would be over."""
+    folder = Path(tempfile.mkdtemp(prefix="syn-"))
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)

@@ -296,12 +296,12 @@ def test_the_published_call_of_four_parameters(suite: Suite) -> None:
 def test_a_stream_gives_the_text_of_the_result_in_whole_characters(suite: Suite) -> None:
     messages = [{"role": "user", "content": "Write three emoji: 🦔🦊🐻"}]
     with suite.runtime() as client:
-        replies = list(client.stream(f"{RUNTIME}.Generate", model=MODEL, messages=messages, max_tokens=40))
+        replies = list(client.stream(f"{RUNTIME}.Generate", model=MODEL, messages=messages, max_tokens=300))
     deltas = [reply["delta"] for reply in replies[:-1]]
     assert all(deltas)
     assert replies[-1].keys() == {"result"}
     assert "".join(deltas) == replies[-1]["result"]["text"]
-    assert len(deltas) > 5
+    assert len(deltas) > 2, "pieces, however few: a slow reader finds them joined"
 
 
 def test_messages_go_through_the_models_template(suite: Suite) -> None:
