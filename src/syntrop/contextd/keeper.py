@@ -367,6 +367,7 @@ class Keeper:
             count += len(self._commit(changes))
             files += len(changes)
             if set(self._progress["scanned"]) != set(self.coverage.roots):
+                self.baseline.settle()
                 self._progress["scanned"] = list(self.coverage.roots)
                 self._save_progress()
                 if first:
