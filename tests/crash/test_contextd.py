@@ -216,15 +216,27 @@ def prepare_files(root: str) -> None:
 
 
 def first_look(root: str, acknowledge: Acknowledge) -> None:
-    keeper(root).scan(lambda: True, lambda folder, names: None)
-    acknowledge("looked")
+    one = keeper(root)
+    one.scan(lambda: True, lambda folder, names: None)
+    if one._progress["scanned"]:  # else the disk failed meanwhile
+        acknowledge("looked")
 
 
 def check_first_look(root: str, acked: tuple[str, ...]) -> None:
+    if acked:
+        with open(os.path.join(root, "host", "etc", "new.conf"), "w", encoding="utf-8") as file:
+            file.write("new\n")
+        write(root, "later\n")
     one = keeper(root)
     one.scan(lambda: True, lambda folder, names: None)
-    told = [event.summary for event in one.chronology.events if event.source == "file"]
-    assert not told, f"what was there before is told as new: {told}"
+    events = [event for event in one.chronology.events if event.source == "file"]
+    told = sorted(event.summary for event in events)
+    new = ["/etc/app.conf changed", "/etc/new.conf was created (4 bytes)"] if acked else []
+    assert told == new, f"what is new and what is not: {told}"
+    details = [one.chronology.details(event) or "" for event in events]
+    # What the file was is kept, so that the difference has both its sides.
+    both = any("-before" in text and "+later" in text for text in details)
+    assert both or not acked, f"not both sides: {details}"
 
 
 def check_keeper(root: str, acked: tuple[str, ...]) -> None:

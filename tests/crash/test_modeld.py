@@ -14,7 +14,7 @@ import pytest
 from crashlab.explore import Scenario
 from proofs import Proofs
 
-from syntrop.modeld import naming
+from syntrop.modeld import fsck, naming
 from syntrop.modeld.faults import NoSuchModel
 from syntrop.modeld.store import Store
 
@@ -156,6 +156,32 @@ def withdraw_shared(root: str, acknowledge: Acknowledge) -> None:
     acknowledge("withdrawn")
 
 
+LITTER = ("blobs/sha256/" + "ab" * 32, f"notes/{'cd' * 32}.json", "notes/.half.tmp", "tags/two/gone")
+
+
+def prepare_littered(root: str) -> None:
+    prepare_stocked(root)
+    for one in LITTER[:-1]:
+        with open(os.path.join(root, "store", one), "wb") as file:
+            file.write(b"{}")
+    os.symlink(f"../../blobs/sha256/{'ef' * 32}", os.path.join(root, "store", LITTER[-1]))
+
+
+def tidy(root: str, acknowledge: Acknowledge) -> None:
+    fsck.tidy(open_store(root), fsck.Report(0))
+    acknowledge("tidied")
+
+
+def check_tidied(root: str, acked: tuple[str, ...]) -> None:
+    left = [one for one in LITTER if os.path.lexists(os.path.join(root, "store", one))]
+    assert not acked or not left, f"what was removed came back: {left}"
+    fsck.tidy(open_store(root), fsck.Report(0))
+    store = sound(root)
+    assert set(digests(store)) == {"one:latest", "two:latest"}
+    assert any(entry.pinned for entry in store.entries())
+    goes_on(root, store)
+
+
 def sound(root: str) -> Store:
     """The store, opened, with all that must hold whatever happened; and it goes on working."""
     store = open_store(root)
@@ -281,7 +307,8 @@ class TestStore(Proofs):
         Scenario("rename", prepare_stocked, rename, check_renamed),
         Scenario("prune", prepare_stocked, prune, check_pruned),
         Scenario("prune what is shared", prepare_shared, prune_shared, check_shared),
+        Scenario("tidy", prepare_littered, tidy, check_tidied),
         Scenario("withdraw", prepare_stocked, withdraw, check_withdrawn),
         Scenario("withdraw what is shared", prepare_shared, withdraw_shared, check_withdrawn_shared),
     )
-    SOURCES = ("src/syntrop/modeld",)
+    SOURCES = tuple(f"src/syntrop/modeld/{name}.py" for name in ("catalogue", "disk", "fsck", "store"))

@@ -109,6 +109,12 @@ class Baseline:
                 self._compact(number, shard)
             self._shards[number] = shard
 
+    def settle(self) -> None:
+        """Make everything that is seen safe: something is to be noted that follows from it."""
+        ledger.settle(self._folder)
+        for number in range(SHARDS):
+            ledger.settle_file(self._path(number))
+
     def clear(self) -> None:
         """Forget everything."""
         self._shards = {}

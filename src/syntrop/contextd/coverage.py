@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import fnmatch
 import os
 import re
@@ -24,7 +25,13 @@ class Coverage:
         whole = [fnmatch.translate(one) for one in exclude if one.startswith("/")]
         names = [fnmatch.translate(one) for one in exclude if not one.startswith("/")]
         self._paths = re.compile("|".join(whole)) if whole else None
+        self.missed = False
+        """Whether something could not be looked at that is not merely forbidden or gone: the disk failed."""
         self._names = re.compile("|".join(names)) if names else None
+
+    def note(self, error: OSError) -> None:
+        """Note why something could not be looked at."""
+        self.missed |= error.errno == errno.EIO
 
     def excluded(self, path: str) -> bool:
         if self._names is not None and self._names.match(os.path.basename(path)):
@@ -54,7 +61,8 @@ class Coverage:
                 seen.add((status.st_dev, status.st_ino))
                 with os.scandir(paths.host(folder)) as entries:
                     below = [e.name for e in entries if e.is_dir(follow_symlinks=False)]
-            except OSError:
+            except OSError as error:
+                self.note(error)
                 continue
             yield folder
             if depth < DEPTH_MAX:

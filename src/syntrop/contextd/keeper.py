@@ -133,7 +133,7 @@ class Keeper:
         """Read what is needed of the store. Raises OSError."""
         if self._opened:
             return
-        ledger.make_folder(self.folder)
+        ledger.settle(self.folder)  # the key and the progress that are seen there are built upon
         self._key, fresh = redaction.load_key(os.path.join(self.folder, "key"))
         self.chronology = Chronology(
             os.path.join(self.folder, "chronology"),
@@ -252,6 +252,7 @@ class Keeper:
                     return _Change(path, old, None, None, pid)
             taken = snapshot.take(host, path, self._key)
         except OSError as error:
+            self.coverage.note(error)
             journal.debug(f"Cannot look at {path}: {error.strerror}")
             return None
         if taken is None:
@@ -332,6 +333,7 @@ class Keeper:
         `wanted` is asked between folders; when it says no, what was done stays and the rest is not. `watch` is
         called for a folder (or some names in it) before the folder is looked into, so that nothing falls between.
         """
+        self.coverage.missed = False
         named = self._named_files()
         folders: dict[str, set[str] | None] = {}
         for root in self.coverage.roots:
@@ -366,7 +368,9 @@ class Keeper:
         with self.lock.patient:
             count += len(self._commit(changes))
             files += len(changes)
-            if set(self._progress["scanned"]) != set(self.coverage.roots):
+            # What was missed for a failing disk would be told as new when it is there again.
+            if set(self._progress["scanned"]) != set(self.coverage.roots) and not self.coverage.missed:
+                self.baseline.settle()
                 self._progress["scanned"] = list(self.coverage.roots)
                 self._save_progress()
                 if first:

@@ -152,11 +152,14 @@ class Laboratory:
     def needless(self) -> tuple[set[Line], set[Line]]:
         """Lines through which syncs are called, and those without whose syncs nothing would go wrong."""
         log = self.record()
-        called = {line for one in log.events if isinstance(one, Sync) for line in one.site}
-        lines = {line for line in called if line[0].startswith(SUBJECTS)}
+        lines = _lines(log)
         unsited = [one.what for one in log.events if isinstance(one, Sync) and not one.site]
         assert not unsited, f"syncs from nowhere: {unsited}"
         return lines, {line for line in lines if not self._missed(line)}
+
+    def sync_lines(self) -> set[Line]:
+        """Lines through which syncs are called, also by a second attempt after a kill."""
+        return _lines(self.record()).union(*(_lines(log) for log, _ in self._second_logs))
 
     def _missed(self, line: Line) -> bool:
         log = self.record().without({line})
@@ -255,6 +258,11 @@ class Laboratory:
         ]
         at = getattr(log.events[point], "what", log.events[point]) if point < len(log.events) else "the end"
         return f"power lost before event {point} ({at}) with {'; '.join(lost) or 'nothing'} not on disk"
+
+
+def _lines(log: Log) -> set[Line]:
+    called = {line for one in log.events if isinstance(one, Sync) for line in one.site}
+    return {line for line in called if line[0].startswith(SUBJECTS)}
 
 
 def _elsewhere(scenario: Scenario) -> tuple[int, int]:
