@@ -146,7 +146,16 @@ stop_all() {
     done
 }
 
+# An upgrade takes away what the earlier version had placed and this one does not.
+remove_stale() { # STAGE
+    files | while read -r _ to; do say "$to"; done | LC_ALL=C sort >"$1/installed-files"
+    [ -f "$destdir$prefix/installed-files" ] || return 0
+    LC_ALL=C comm -23 "$destdir$prefix/installed-files" "$1/installed-files" |
+        while read -r stale; do rm -f "$destdir$stale"; done
+}
+
 place() {
+    remove_stale "$1"
     files | while read -r from to; do install -D -m 644 "$from" "$destdir$to"; done
     install -d -m 755 "$destdir/usr/bin" "$destdir/usr/lib"
     rm -rf "$destdir$prefix.old"

@@ -227,9 +227,14 @@ def prefix_layers(release: Release) -> list[Path]:
     def make(target: Path) -> None:
         files, changes = target / "files", target / "changes"
         earlier = newest(f"{family}-*")
+        files.mkdir()
         if earlier is not None:
-            subprocess.run(["cp", "-a", "--reflink=auto", str(earlier / "files"), str(files)], check=True)
-        files.mkdir(exist_ok=True)
+            # The environment alone, so that pip has little to fetch. Units are laid anew: the earlier ones may be
+            # those of another tree.
+            (files / "usr/lib").mkdir(parents=True)
+            environment = "usr/lib/syntrop"
+            copy = ["cp", "-a", "--reflink=auto", str(earlier / "files" / environment), str(files / environment)]
+            subprocess.run(copy, check=True)
         changes.mkdir()
         tools.mkdir(exist_ok=True)
         binds, env = network()

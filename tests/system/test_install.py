@@ -37,7 +37,11 @@ def test_an_upgrade_under_running_daemons(machine: Machine) -> None:
     machine.run(
         "touch /var/lib/syntrop/modeld/kept; echo stale >/usr/lib/syntrop/lib/python3.13/site-packages/stale.py"
     )
+    old = "/usr/lib/systemd/system/oldd.socket"  # as if the version before had had it
+    machine.run(f"cd /usr/lib/syntrop && touch {old} && echo {old} >>installed-files")
+    machine.run("cd /usr/lib/syntrop && sort -o installed-files installed-files")
     machine.run(f"{INSTALL} install", timeout=300.0)
+    assert not machine.path(old).exists()
     for endpoint in ENDPOINTS:
         assert machine.property(endpoint.socket, "SubState") in ("listening", "running")
     assert product(machine) == "modeld"
