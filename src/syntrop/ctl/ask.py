@@ -42,6 +42,8 @@ class _Router(http.client.HTTPConnection):
         self.sock.connect(self.path)
 
 
+# Near their likeliest text small models go round in circles: seen as a page of one sentence.
+REPETITION_PENALTY = 1.1
 # Small models, which is what most machines run, wander off at the interface's default temperature of 1; an
 # answer on a terminal has an end in any case.
 TEMPERATURE = 0.2
@@ -92,6 +94,7 @@ def _answer(prompt: str, model: str, tokens: int, temperature: float) -> Iterato
         "stream": True,
         "max_completion_tokens": tokens,
         "temperature": temperature,
+        "repetition_penalty": REPETITION_PENALTY,
     }
     response = _request("POST", "/v1/chat/completions", json.dumps(body))
     try:
