@@ -72,14 +72,15 @@ def test_restarting_a_socket_takes_its_running_service_along(machine: Machine) -
         machine.run("systemctl start contextd.service inferenced.service")
         machine.run(["systemctl", "restart", unit])
     for endpoint in ENDPOINTS:
-        assert machine.property(endpoint.socket, "ActiveState") == "active"
+        machine.wait_property(endpoint.socket, "ActiveState", "active")
 
 
 def test_the_sockets_of_inferenced_stop_together(machine: Machine) -> None:
+    # What is bound to a unit has a job of its own, which nobody waited for when `systemctl` returns.
     machine.run("systemctl stop inferenced-enclave.socket")
-    assert machine.property("inferenced.socket", "ActiveState") == "inactive"
+    machine.wait_property("inferenced.socket", "ActiveState", "inactive")
     machine.run("systemctl start inferenced.socket")
-    assert machine.property("inferenced-enclave.socket", "ActiveState") == "active"
+    machine.wait_property("inferenced-enclave.socket", "ActiveState", "active")
 
 
 def test_a_host_without_ipv6_on_loopback_keeps_the_router(machine: Machine) -> None:
