@@ -23,7 +23,8 @@ BUILT := $(VENV)/.built
 TESTABLE := $(VENV)/.testable
 SOURCES := pyproject.toml setup.py \
 	$(wildcard src/syntrop/interfaces/*.varlink src/syntrop/runtimed/kernels/*.[ch]) \
-	$(wildcard src/syntrop/runtimed/kernels/*.py src/syntrop/runtimed/kernels/*.cdef)
+	$(wildcard src/syntrop/runtimed/kernels/*.py src/syntrop/runtimed/kernels/*.cdef) \
+	$(wildcard src/syntrop/toold/sandbox/*.c src/syntrop/toold/sandbox/*.cdef src/syntrop/toold/sandbox/build.py)
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check --no-input
 
 # Taken literally: a question may hold dollar signs and quotes.
@@ -132,5 +133,5 @@ install:
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
-	rm -rf src/*.egg-info src/syntrop/interfaces/*.idl.json src/syntrop/runtimed/_kernels*
+	rm -rf src/*.egg-info src/syntrop/interfaces/*.idl.json src/syntrop/runtimed/_kernels* src/syntrop/toold/_confine*
 	find src tests -name __pycache__ -prune -exec rm -rf {} +

@@ -19,6 +19,9 @@ class BuildWithInterfaces(build_py):
 
 
 setup(
-    cffi_modules=["src/syntrop/runtimed/kernels/build.py:ffi"],
+    cffi_modules=[
+        "src/syntrop/runtimed/kernels/build.py:ffi",
+        "src/syntrop/toold/sandbox/build.py:ffi",
+    ],
     cmdclass={"build_py": BuildWithInterfaces},
 )

@@ -25,6 +25,7 @@ DAEMONS = {
     "routerd": ("routerd", "router of AI requests: OpenAI-compatible HTTP and Varlink"),
     "inferenced": ("inferenced", "arbiter of compute and memory"),
     "modeld": ("modeld", "content-addressed store of models"),
+    "modeld-pull": ("modeld.pull", "downloader of models, one process a download"),
     "contextd": ("contextd", "context of the system for models"),
     "toold": ("toold", "runner of tools"),
     "runtimed": ("runtimed", "engine that runs models"),

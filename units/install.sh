@@ -18,8 +18,8 @@ python=${PYTHON:-/usr/bin/python3}
 source=$(CDPATH='' cd -- "$(dirname -- "$0")/.." && pwd)
 units=$source/units
 daemons="routerd inferenced modeld contextd toold runtimed systemd-sentry"
-sockets="routerd.socket inferenced.socket inferenced-enclave.socket modeld.socket contextd.socket toold.socket
-runtimed.socket systemd-sentry.socket"
+sockets="routerd.socket inferenced.socket inferenced-enclave.socket modeld.socket modeld-pull.socket contextd.socket
+toold.socket runtimed.socket systemd-sentry.socket"
 
 say() { printf '%s\n' "$*"; }
 die() { printf 'install.sh: %s\n' "$*" >&2; exit 1; }
@@ -36,6 +36,7 @@ files() {
     for f in "$units"/system-preset/*.preset; do say "$f /usr/lib/systemd/system-preset/${f##*/}"; done
     for f in "$units"/polkit/actions/*.policy; do say "$f /usr/share/polkit-1/actions/${f##*/}"; done
     for f in "$units"/polkit/rules.d/*.rules; do say "$f /usr/share/polkit-1/rules.d/${f##*/}"; done
+    for f in "$units"/catalog/*.catalog; do say "$f /usr/lib/systemd/catalog/${f##*/}"; done
     for f in "$units"/dbus-1/system.d/*.conf; do say "$f /usr/share/dbus-1/system.d/${f##*/}"; done
 }
 
@@ -88,7 +89,8 @@ END
 
     # A copy, so that nothing built lands, owned by root, in the user's clone. A kept one still holds the compiled
     # kernels, and serves for as long as none of their files has changed.
-    kernels=$(cd "$source" && find setup.py pyproject.toml src/syntrop/runtimed/kernels -name '*.pyc' -o -type f \
+    kernels=$(cd "$source" && find setup.py pyproject.toml src/syntrop/runtimed/kernels src/syntrop/toold/sandbox \
+        -name '*.pyc' -o -type f \
         -exec sha256sum {} + | sort | sha256sum | cut -c1-16)
     copy=$tools/source-$kernels
     for old in "$tools"/source-*; do
@@ -118,6 +120,7 @@ END
     for daemon in $daemons; do
         launcher "$stage/bin/$daemon" "${daemon#systemd-}" "$prefix/$site"
     done
+    launcher "$stage/bin/modeld-pull" modeld.pull "$prefix/$site"
     launcher "$stage/bin/syntropctl" ctl "$prefix/$site"
     "$python" -m compileall -q -j0 -x '/tests?/' -s "$stage" -p "$prefix" "$stage/$site"
     mkdir -p "$stage/units"
@@ -133,6 +136,7 @@ stop_all() {
     live || return 0
     services=
     for daemon in $daemons; do services="$services $daemon.service"; done
+    systemctl stop 'modeld-pull@*.service' # a pattern: none is no error
     for unit in $services $sockets syntrop-sockets.target; do
         # Not is-active: a crashed daemon that waits for its restart has to go too.
         case $(systemctl show --value -p ActiveState "$unit") in
@@ -168,6 +172,7 @@ place() {
 activate() {
     [ -z "$destdir" ] || return 0
     systemd-sysusers syntrop.conf
+    journalctl --update-catalog
     if live; then
         systemd-tmpfiles --create syntrop.conf
         systemctl daemon-reload
@@ -191,7 +196,10 @@ uninstall() {
         shared "$destdir$prefix" | while read -r file; do rm -f "$destdir/usr/share/$file"; done
     fi
     rm -rf "$destdir$prefix"
-    if live; then systemctl daemon-reload; fi
+    if live; then
+        systemctl daemon-reload
+        journalctl --update-catalog
+    fi
     say "removed; models and other state stay in /var/lib/syntrop, settings in /etc/syntrop"
 }
 

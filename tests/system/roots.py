@@ -90,7 +90,7 @@ def tree_digest() -> str:
         for path in files:
             if "__pycache__" in path.parts or path.suffix in {".so", ".o", ".pyc"}:
                 continue
-            if path.name.endswith(".idl.json") or path.name == "_kernels.c" or ".egg-info" in str(path):
+            if path.name.endswith((".idl.json", "_kernels.c", "_confine.c")) or ".egg-info" in str(path):
                 continue
             parts += [str(path.relative_to(TREE)), path.read_bytes()]
     return digest(*parts)

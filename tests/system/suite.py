@@ -14,6 +14,7 @@ class Endpoint:
     mode: str
     group: str
     socket: str
+    user: str = "root"
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,7 @@ ENDPOINTS = (
     Endpoint(f"{RUN}/gateway.sock", "660", "syntrop", "inferenced-enclave.socket"),
     Endpoint(f"{RUN}/fd.sock", "660", "syntrop", "inferenced-enclave.socket"),
     Endpoint(f"{RUN}/io.syntrop.Model1", "666", "root", "modeld.socket"),
+    Endpoint(f"{RUN}/io.syntrop.Fetch1", "600", "syntrop-model", "modeld-pull.socket", "syntrop-model"),
     Endpoint(f"{RUN}/io.syntrop.Context1", "666", "root", "contextd.socket"),
     Endpoint(f"{RUN}/io.syntrop.Tool1", "666", "root", "toold.socket"),
     Endpoint(f"{RUN}/io.syntrop.Runtime1", "666", "root", "runtimed.socket"),

@@ -19,7 +19,7 @@ def test_the_release(bookworm: Machine) -> None:
 def test_modes(bookworm: Machine) -> None:
     for endpoint in ENDPOINTS:
         seen = bookworm.run(["stat", "-c", "%a %U %G", endpoint.path]).stdout.strip()
-        assert seen == f"{endpoint.mode} root {endpoint.group}"
+        assert seen == f"{endpoint.mode} {endpoint.user} {endpoint.group}"
     assert bookworm.run("cat /proc/sys/net/ipv4/ip_local_reserved_ports").stdout.strip() == "32768"
 
 

@@ -22,7 +22,7 @@ def test_the_target_starts_every_socket_and_no_daemon(machine: Machine) -> None:
 @pytest.mark.parametrize("endpoint", ENDPOINTS, ids=lambda endpoint: endpoint.path.removeprefix("/run/"))
 def test_modes_and_owners(machine: Machine, endpoint: Endpoint) -> None:
     seen = machine.run(["stat", "-c", "%F %a %U %G", endpoint.path]).stdout.strip()
-    assert seen == f"socket {endpoint.mode} root {endpoint.group}"
+    assert seen == f"socket {endpoint.mode} {endpoint.user} {endpoint.group}"
 
 
 def test_no_other_socket_is_there(machine: Machine) -> None:

@@ -19,6 +19,7 @@ REMOTE = (
 CASES = [
     *((f"{daemon.name}", daemon.service, "", daemon.gate) for daemon in DAEMONS),
     ("routerd with remote.conf", "routerd.service", REMOTE, 1.4),
+    ("modeld-pull", "modeld-pull@.service", "", 1.3),
 ]
 
 
@@ -55,7 +56,7 @@ def test_exposure(layers: list[Path], name: str, unit: str, before: str, gate: f
     missing = {
         line
         for line in open_lines
-        if not {"all", name, unit.removesuffix(".service")} & explained.get(line, set())
+        if not {"all", name, unit.removesuffix(".service").removesuffix("@")} & explained.get(line, set())
     }
     assert not missing, {line: open_lines[line] for line in missing}
 

@@ -46,7 +46,11 @@ def test_what_a_host_needs_is_never_frozen(machine: Machine, unit: str) -> None:
     assert "Access denied" in ask(machine, "inferenced", "FreezeUnit", "s", unit)
 
 
-def test_toold_restarts_and_resets(machine: Machine, victim: str) -> None:
+def test_toold_stops_restarts_and_resets(machine: Machine, victim: str) -> None:
+    machine.write("/run/systemd/system/stays.service", "[Service]\nExecStart=/usr/bin/sleep infinity\n")
+    assert ask(machine, "syntrop-tool", "Reload", "") == ""
+    for method in ("StartUnit", "StopUnit", "StartUnit"):
+        assert ask(machine, "syntrop-tool", method, "ss", "stays.service", "replace") == ""
     assert ask(machine, "syntrop-tool", "RestartUnit", "ss", victim, "replace") == ""
     assert ask(machine, "syntrop-tool", "ResetFailedUnit", "s", victim) == ""
 
@@ -54,7 +58,8 @@ def test_toold_restarts_and_resets(machine: Machine, victim: str) -> None:
 @pytest.mark.parametrize(
     ("user", "method", "arguments"),
     [
-        ("syntrop-tool", "StopUnit", ("victim.service", "replace")),
+        ("syntrop-tool", "StopUnit", ("modeld.socket", "replace")),
+        ("syntrop-tool", "StartUnit", ("systemd-networkd.service", "replace")),
         ("syntrop-tool", "RestartUnit", ("systemd-journald.service", "replace")),
         ("syntrop-tool", "RestartUnit", ("systemd-sentry.service", "replace")),
         # To restart is to start.

@@ -69,6 +69,10 @@ SHARE: Final = Right("share", OPERATORS, "pass memory to other processes", "io.s
 QUARANTINE: Final = Right("quarantine", OPERATORS, "take a plane out of use", "io.syntrop.plane.quarantine")
 RECORD: Final = Right("record", OPERATORS, "add to the chronology", "io.syntrop.event.record")
 TOOL_CHANGE: Final = Right("tool_change", OPERATORS, "run a tool that changes something", "io.syntrop.tool.change")
+TOOL_LOOK: Final = Right("tool_look", OPERATORS, "run a tool that shows the journal", "io.syntrop.tool.look")
+TOOL_MAINTAIN: Final = Right(
+    "tool_maintain", OPERATORS, "run a tool that changes files beyond a unit", "io.syntrop.tool.maintain"
+)
 REMEDY: Final = Right("remedy", OPERATORS, "have an incident acted on", "io.syntrop.incident.remedy")
 RELOAD: Final = Right("reload", OPERATORS, "have a daemon read its configuration", "io.syntrop.daemon.reload")
 
@@ -87,6 +91,8 @@ RIGHTS: Final = (
     QUARANTINE,
     RECORD,
     TOOL_CHANGE,
+    TOOL_LOOK,
+    TOOL_MAINTAIN,
     REMEDY,
     RELOAD,
 )
@@ -139,6 +145,7 @@ METHODS: Final[dict[str, dict[str, tuple[Right, ...]]]] = {
         "List": (READ,),
         "Inspect": (READ,),
         "Register": (REGISTER,),
+        "Import": (REGISTER,),
         "Open": (READ,),
         "OpenSealed": (READ,),
         "Pull": (REGISTER,),
@@ -147,6 +154,10 @@ METHODS: Final[dict[str, dict[str, tuple[Right, ...]]]] = {
         "Prune": (PRUNE,),
         "Check": (PRUNE,),
         "GetStorageStats": (READ,),
+    },
+    "io.syntrop.Fetch1": {
+        "Resolve": (REGISTER,),
+        "Fetch": (REGISTER,),
     },
     "io.syntrop.Context1": {
         "GetUnitContext": (READ,),
@@ -157,8 +168,8 @@ METHODS: Final[dict[str, dict[str, tuple[Right, ...]]]] = {
     },
     "io.syntrop.Tool1": {
         "ListTools": (READ,),
-        "ExecuteTool": (READ, TOOL_CHANGE),
-        "Rollback": (TOOL_CHANGE,),
+        "ExecuteTool": (READ, TOOL_LOOK, TOOL_CHANGE, TOOL_MAINTAIN),
+        "Rollback": (TOOL_CHANGE, TOOL_MAINTAIN),
         "ListRollbacks": (READ,),
     },
     "io.syntrop.Runtime1": {

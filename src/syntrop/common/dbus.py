@@ -25,6 +25,7 @@ METHOD_CALL, METHOD_RETURN, ERROR, SIGNAL = 1, 2, 3, 4
 NO_REPLY_EXPECTED, NO_AUTO_START, ALLOW_INTERACTIVE_AUTHORIZATION = 1, 2, 4
 MESSAGE_MAX: Final = 1 << 20  # bytes; the specification allows 128 MiB, none that we ask for needs it
 DEPTH_MAX: Final = 64  # the specification's limit on nested containers
+SIGNALS_MAX: Final = 4096  # signals that wait to be asked for; further ones are dropped
 LINE_MAX: Final = 4096  # bytes of an authentication line
 
 _PATH, _INTERFACE, _MEMBER, _ERROR_NAME, _REPLY_SERIAL, _DESTINATION, _SENDER, _SIGNATURE, _FDS = range(1, 10)
@@ -243,7 +244,7 @@ class Reader:
 class Message:
     """A message that was received. `body` has one value for each complete type of `signature`."""
 
-    __slots__ = ("body", "error_name", "kind", "reply_serial", "signature")
+    __slots__ = ("body", "error_name", "interface", "kind", "member", "path", "reply_serial", "signature")
 
     def __init__(self, data: bytes) -> None:
         order = _order(data)
@@ -251,6 +252,9 @@ class Message:
         self.kind = reader.get("y")[0]
         reader.at = 12
         fields = {code: value for code, (_, value) in reader.get("a(yv)")[0]}
+        self.path = _field(fields, _PATH, str, "")
+        self.interface = _field(fields, _INTERFACE, str, "")
+        self.member = _field(fields, _MEMBER, str, "")
         self.error_name = _field(fields, _ERROR_NAME, str, "")
         self.reply_serial = _field(fields, _REPLY_SERIAL, int, 0)
         self.signature = _field(fields, _SIGNATURE, str, "")
@@ -322,6 +326,23 @@ class Bus:
         self._socket = sock
         self._serial = 0
         self._buffer = bytearray()
+        self._signals: list[Message] | None = None
+
+    async def subscribe(self, rule: str) -> None:
+        """Have signals that match a rule sent to us and kept for `signal()`. Raises DBusError and OSError."""
+        if self._signals is None:
+            self._signals = []
+        name = "org.freedesktop.DBus"
+        await self.call(name, "/org/freedesktop/DBus", name, "AddMatch", "s", [rule])
+
+    async def signal(self) -> Message:
+        """The next signal: one that came during a call, or else one that is waited for. Raises OSError."""
+        while True:
+            if self._signals:
+                return self._signals.pop(0)
+            message = await self._receive()
+            if message.kind == SIGNAL:
+                return message
 
     async def call(
         self,
@@ -344,6 +365,8 @@ class Bus:
         await self._send(data, fds)
         while True:
             message = await self._receive()
+            if message.kind == SIGNAL and self._signals is not None and len(self._signals) < SIGNALS_MAX:
+                self._signals.append(message)
             if message.reply_serial != self._serial:
                 continue  # signals, which the bus sends unasked
             if message.kind == ERROR:

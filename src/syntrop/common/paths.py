@@ -42,6 +42,12 @@ def cgroup(*parts: str) -> str:
     return sys("fs", "cgroup", *parts)
 
 
+def host(path: str) -> str:
+    """Where the watched machine's absolute `path` is found: below `/`, or below a captured tree."""
+    root = os.environ.get("SYNTROP_HOST_ROOT")
+    return root.rstrip("/") + path if root else path
+
+
 def state(daemon: str) -> str:
     """The daemon's own state folder: systemd's `STATE_DIRECTORY` (its first entry), else below `/var/lib`."""
     given = os.environ.get("STATE_DIRECTORY")

@@ -18,7 +18,7 @@ def main() -> None:
 def build(daemon: Daemon) -> None:
     from syntrop.contextd.service import Context1
 
-    daemon.serve_varlink("io.syntrop.Context1", {"io.syntrop.Context1": Context1()})
+    daemon.serve_varlink("io.syntrop.Context1", {"io.syntrop.Context1": Context1(daemon)})
 
 
 if __name__ == "__main__":

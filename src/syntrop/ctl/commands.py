@@ -51,16 +51,71 @@ def parser() -> argparse.ArgumentParser:
     one = kinds.add_parser("list", help="list what is stored")
     one.add_argument("--json", action="store_true")
     one.set_defaults(run=_models_list)
-    one = kinds.add_parser("import", help="store a model file")
-    one.add_argument("file", metavar="FILE")
-    one.add_argument("--name", metavar="NAME:TAG", help="default: the file's name")
+    one = kinds.add_parser("import", help="store a model: a file, or a folder of safetensors")
+    one.add_argument("path", metavar="PATH")
+    one.add_argument("--name", metavar="NAME:TAG", help="default: the name of the file or folder")
     one.add_argument("--json", action="store_true")
     one.set_defaults(run=_models_import)
+    one = kinds.add_parser("pull", help="fetch a model from a registry, a hub or an address")
+    one.add_argument("reference", metavar="REFERENCE", help="name:tag, organisation/repository, oci:… or https:…")
+    one.add_argument("--name", metavar="NAME:TAG", help="default: what the reference says")
+    one.add_argument("--format", choices=("gguf", "safetensors"), help="default: gguf")
+    one.add_argument("--quant", metavar="QUANT", help="default: Q4_K_M, or the nearest that there is")
+    one.add_argument("--digest", metavar="sha256:…", help="what it must have")
+    one.add_argument("--json", action="store_true")
+    one.set_defaults(run=_models_pull)
+    for verb, text in (("pin", "never remove a model to make room"), ("unpin", "let it go again")):
+        one = kinds.add_parser(verb, help=text)
+        one.add_argument("model", metavar="MODEL")
+        one.set_defaults(run=_models_pin, wanted=verb == "pin")
+    one = kinds.add_parser("prune", help="remove the models that were used longest ago")
+    one.add_argument("--max-bytes", type=_bytes, required=True, metavar="SIZE", help="what may stay, such as 20G")
+    one.add_argument("--json", action="store_true")
+    one.set_defaults(run=_models_prune)
+    one = kinds.add_parser("fsck", help="read everything again and put aside what is damaged")
+    one.add_argument("--json", action="store_true")
+    one.set_defaults(run=_models_fsck)
     one = kinds.add_parser("fetch-starter", help="download a small model that is ready to use")
     one.add_argument("--import", action="store_true", dest="store", help="and store it, if it is not stored")
     one.add_argument("--to", metavar="FOLDER", help="where to keep the file (default: the user's cache)")
     one.add_argument("--json", action="store_true")
     one.set_defaults(run=_models_starter)
+
+    one = verbs.add_parser("drift", help="see what changed, on the machine or around a unit")
+    one.add_argument("unit", nargs="?", metavar="UNIT", help="rank by what this unit has to do with it")
+    one.add_argument("--since", type=_span, default=86400, metavar="SPAN", help="90, 15min, 2h, 1d (default: 1d)")
+    one.add_argument("--diff", action="store_true", help="show the changes themselves")
+    one.add_argument("--json", action="store_true")
+    one.set_defaults(run=_drift)
+
+    one = verbs.add_parser("events", help="see what happened, follow it, or add to it")
+    one.add_argument("--unit", metavar="UNIT", help="only what concerns this unit")
+    one.add_argument("--since", type=_span, default=86400, metavar="SPAN", help="90, 15min, 2h, 1d (default: 1d)")
+    one.add_argument("--limit", type=int, default=50, metavar="N", help="the newest N (default: 50)")
+    one.add_argument("-f", "--follow", action="store_true", help="show what happens from now on")
+    one.add_argument("--record", metavar="SUMMARY", help="record an event")
+    one.add_argument("--source", default="operator", metavar="NAME", help="who records it (default: operator)")
+    one.add_argument("--details", metavar="TEXT", help="more about what is recorded")
+    one.add_argument("--json", action="store_true")
+    one.set_defaults(run=_events)
+
+    one = verbs.add_parser("run", help="run one of toold's tools, or list them")
+    one.add_argument("tool", nargs="?", metavar="TOOL", help="without it, the tools are listed")
+    one.add_argument("arguments", nargs="*", metavar="ARGUMENT", help="what the tool takes, in order")
+    one.add_argument("-u", "--unit", metavar="UNIT", help="unit to work on")
+    one.add_argument("--json", action="store_true")
+    one.set_defaults(run=_run_tool)
+
+    one = verbs.add_parser("rollback", help="take a change of a tool back")
+    one.add_argument("id", metavar="ID", help="identifier, as `run` and `history` print it")
+    one.add_argument("--json", action="store_true")
+    one.set_defaults(run=_rollback)
+
+    one = verbs.add_parser("history", help="list changes of tools that can be taken back")
+    one.add_argument("--since", type=int, default=86400, metavar="SEC", help="how far to look back, in seconds")
+    one.add_argument("--limit", type=int, default=50, metavar="N", help="most changes to list")
+    one.add_argument("--json", action="store_true")
+    one.set_defaults(run=_history)
 
     one = verbs.add_parser("call", help="make one Varlink call")
     one.add_argument("socket", metavar="SOCKET", help="path, or an endpoint's name such as io.syntrop.Model1")
@@ -100,11 +155,43 @@ def _port(text: str) -> int:
     return number
 
 
+def _bytes(text: str) -> int:
+    from syntrop.ctl.models import parse_size
+
+    return parse_size(text)
+
+
 def _seconds(text: str) -> float:
     number = float(text)
     if not 0 <= number < float("inf"):
         raise argparse.ArgumentTypeError(f"{text} is no number of seconds")
     return number
+
+
+def _span(text: str) -> int:
+    from syntrop.ctl.chronology import seconds
+
+    try:
+        return seconds(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _drift(options: argparse.Namespace) -> int:
+    from syntrop.ctl import chronology
+    from syntrop.ctl.drift import drift
+
+    return chronology.run(drift(options.unit, options.since, diffs=options.diff, as_json=options.json))
+
+
+def _events(options: argparse.Namespace) -> int:
+    from syntrop.ctl import chronology, events
+
+    if options.record is not None:
+        return chronology.run(events.record(options.source, options.unit, options.record, options.details))
+    if options.follow:
+        return chronology.run(events.follow(options.unit, as_json=options.json))
+    return chronology.run(events.events(options.unit, options.since, options.limit, as_json=options.json))
 
 
 def _up(options: argparse.Namespace) -> int:
@@ -147,7 +234,32 @@ def _models_list(options: argparse.Namespace) -> int:
 def _models_import(options: argparse.Namespace) -> int:
     from syntrop.ctl import models
 
-    return models.run(models.import_file(options.file, options.name, options.json))
+    return models.run(models.import_path(options.path, options.name, options.json))
+
+
+def _models_pull(options: argparse.Namespace) -> int:
+    from syntrop.ctl import models
+
+    wanted = {"format": options.format, "quantization": options.quant, "digest": options.digest}
+    return models.run(models.pull(options.reference, options.name, options.json, **wanted))
+
+
+def _models_pin(options: argparse.Namespace) -> int:
+    from syntrop.ctl import models
+
+    return models.run(models.pin(options.model, options.wanted))
+
+
+def _models_prune(options: argparse.Namespace) -> int:
+    from syntrop.ctl import models
+
+    return models.run(models.prune(options.max_bytes, options.json))
+
+
+def _models_fsck(options: argparse.Namespace) -> int:
+    from syntrop.ctl import models
+
+    return models.run(models.fsck(options.json))
 
 
 def _models_starter(options: argparse.Namespace) -> int:
@@ -156,6 +268,29 @@ def _models_starter(options: argparse.Namespace) -> int:
     if options.store:
         return models.run(models.import_starter(options.json))
     return models.fetch_starter(options.to)
+
+
+def _run_tool(options: argparse.Namespace) -> int:
+    from syntrop.ctl import run as verb
+    from syntrop.ctl import tooling
+
+    if options.tool is None:
+        return tooling.run(verb.show(options.json))
+    return tooling.run(verb.execute(options.tool, options.arguments, options.unit, options.json))
+
+
+def _rollback(options: argparse.Namespace) -> int:
+    from syntrop.ctl import rollback as verb
+    from syntrop.ctl import tooling
+
+    return tooling.run(verb.rollback(options.id, options.json))
+
+
+def _history(options: argparse.Namespace) -> int:
+    from syntrop.ctl import history as verb
+    from syntrop.ctl import tooling
+
+    return tooling.run(verb.history(options.since, options.limit, options.json))
 
 
 def _call(options: argparse.Namespace) -> int:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`syntropctl models`: what modeld stores, and files that are given to it."""
+"""`syntropctl models`: what modeld stores, files that are given to it, and models that it fetches."""
 
 from __future__ import annotations
 
@@ -15,11 +15,13 @@ from syntrop.ctl.output import fail
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    from collections.abc import Callable, Coroutine, Sequence
     from typing import Any
 
 ENDPOINT = "io.syntrop.Model1"
 IMPORT_SEC = 3600.0  # a large file on a slow disk
+FILES_MAX = 250  # descriptors that one message can carry
+UNITS = {"K": 10, "M": 20, "G": 30, "T": 40}
 
 
 def run(verb: Coroutine[Any, Any, int]) -> int:
@@ -46,17 +48,88 @@ async def show(as_json: bool) -> int:
         print("no models; `syntropctl models import FILE` or `syntropctl models fetch-starter --import`")
     for entry in entries:
         pinned = "  pinned" if entry["pinned"] else ""
-        size = f"{entry['size_bytes'] / 2**20:.1f} MiB"
+        size = _size(entry["size_bytes"])
         print(f"{entry['id']:<32} {size:>12}  {entry['format']:<12} {entry['digest'][:19]}{pinned}")
     return 0
 
 
-async def import_file(path: str, name: str | None, as_json: bool) -> int:
-    """Give a file to modeld: we open it, so that it may lie where the daemon cannot look."""
-    default = os.path.basename(path).rsplit(".", 1)[0].lower()
-    entry = await _register(path, name or default, None)
+async def import_path(path: str, name: str | None, as_json: bool) -> int:
+    """Give a file or a folder to modeld: we open it, so that it may lie where the daemon cannot look."""
+    base = os.path.basename(os.path.abspath(path))
+    default = (base if os.path.isdir(path) else base.rsplit(".", 1)[0]).lower()
+    entry = await _import(path, name or default, None)
     print(json.dumps(entry, indent=2) if as_json else f"{entry['id']}  {entry['digest']}")
     return 0
+
+
+async def pull(
+    reference: str,
+    name: str | None,
+    as_json: bool,
+    *,
+    format: str | None,
+    quantization: str | None,
+    digest: str | None,
+) -> int:
+    """Have modeld fetch a model; Ctrl-C ends the download unless others wait for it too."""
+    parameters = {
+        "reference": reference,
+        "id": name,
+        "format": format,
+        "quantization": quantization,
+        "digest": digest,
+        "allowInteractiveAuthentication": True,
+    }
+    last = await _stream(
+        "Pull", parameters, (), lambda at: (at["phase"], at["received_bytes"], at.get("total_bytes"))
+    )
+    entry = last["entry"]
+    print(json.dumps(entry, indent=2) if as_json else f"{entry['id']}  {entry['digest']}")
+    return 0
+
+
+async def pin(name: str, wanted: bool) -> int:
+    """Keep a model from being pruned, or no more."""
+    await _call("Pin" if wanted else "Unpin", {"id": name, "allowInteractiveAuthentication": True})
+    return 0
+
+
+async def prune(limit: int, as_json: bool) -> int:
+    """Remove the models that were used longest ago, and tell which."""
+    done = await _call("Prune", {"max_bytes": limit, "allowInteractiveAuthentication": True})
+    if as_json:
+        print(json.dumps(done, indent=2))
+        return 0
+    for entry in done.get("entries", ()):
+        print(f"removed {entry['id']}  {_size(entry['size_bytes'])}")
+    print(f"{_size(done['reclaimed_bytes'])} given back")
+    return 0
+
+
+async def fsck(as_json: bool) -> int:
+    """Have every file read again; 1 when something was damaged."""
+    last = await _stream(
+        "Check",
+        {"allowInteractiveAuthentication": True},
+        (),
+        lambda at: ("checking", at["checked_bytes"], at["total_bytes"]),
+    )
+    if as_json:
+        print(json.dumps(last, indent=2))
+    else:
+        for digest in last["damaged"]:
+            print(f"damaged, now in quarantine: {digest}")
+        print(f"{_size(last['checked_bytes'])} read, {len(last['damaged'])} models damaged")
+    return 1 if last["damaged"] else 0
+
+
+def parse_size(text: str) -> int:
+    """Bytes of `500M`, `20G` or a number. Raises ValueError."""
+    shift = UNITS.get(text[-1:].upper(), 0)
+    number = float(text[:-1] if shift else text)
+    if not 0 <= number < 1 << 53:
+        raise ValueError(text)
+    return int(number * (1 << shift))
 
 
 async def import_starter(as_json: bool) -> int:
@@ -64,7 +137,7 @@ async def import_starter(as_json: bool) -> int:
     entry = next((one for one in await _list() if one["digest"] == starter.DIGEST), None)
     if entry is None:
         path = await loop.thread(starter.fetch, None, starter.Bar())
-        entry = await _register(path, starter.NAME, starter.DIGEST)
+        entry = await _import(path, starter.NAME, starter.DIGEST)
         print(f"{entry['id']} ({starter.TITLE}) is in the store", file=sys.stderr)
     if as_json:
         print(json.dumps(entry, indent=2))
@@ -81,31 +154,83 @@ def fetch_starter(dest: str | None) -> int:
 
 
 async def _list() -> list[dict[str, Any]]:
+    models: list[dict[str, Any]] = (await _call("List", {}))["models"]
+    return models
+
+
+async def _import(path: str, name: str, digest: str | None) -> dict[str, Any]:
+    """Pass a file, or all files of a folder, to modeld, which chooses those that belong to a model."""
+    opened: dict[str, int] = {}
+    try:
+        for place, where in _files(path):
+            opened[place] = os.open(where, os.O_RDONLY | os.O_CLOEXEC)
+        parameters: dict[str, Any] = {"id": name, "digest": digest, "allowInteractiveAuthentication": True}
+        if "" in opened:
+            parameters["fd"] = 0
+        else:
+            parameters["files"] = [{"path": place, "fd": index} for index, place in enumerate(opened)]
+        last = await _stream(
+            "Import",
+            parameters,
+            list(opened.values()),
+            lambda at: ("importing", at["done_bytes"], at["total_bytes"]),
+        )
+        entry: dict[str, Any] = last["entry"]
+        return entry
+    except OSError as error:
+        if error.filename is None:
+            raise
+        raise starter.FetchError(f"{error.filename}: {error.strerror}") from None
+    finally:
+        for handle in opened.values():
+            os.close(handle)
+
+
+def _files(path: str) -> list[tuple[str, str]]:
+    """Paths below a folder, and where they are; an empty path for a single file. Raises FetchError."""
+    if not os.path.isdir(path):
+        return [("", path)]
+    found = []
+    for base, folders, names in os.walk(path):
+        folders[:] = sorted(one for one in folders if not one.startswith("."))
+        for name in sorted(names):
+            if not name.startswith("."):
+                where = os.path.join(base, name)
+                found.append((os.path.relpath(where, path), where))
+    if not 0 < len(found) <= FILES_MAX:
+        raise starter.FetchError(f"{path}: {len(found)} files; from 1 to {FILES_MAX} can be imported")
+    return found
+
+
+async def _call(method: str, parameters: dict[str, Any]) -> dict[str, Any]:
     client = await varlink.connect(paths.endpoint(ENDPOINT))
     try:
-        with await client.call(f"{ENDPOINT}.List") as reply:
-            models: list[dict[str, Any]] = reply.parameters["models"]
-            return models
+        with await client.call(f"{ENDPOINT}.{method}", parameters) as reply:
+            return reply.parameters
     finally:
         client.close()
 
 
-async def _register(path: str, name: str, digest: str | None) -> dict[str, Any]:
+async def _stream(
+    method: str,
+    parameters: dict[str, Any],
+    fds: Sequence[int],
+    progress: Callable[[dict[str, Any]], tuple[str, int, int | None]],
+) -> dict[str, Any]:
+    """The last reply; the others are shown as they come."""
+    bar = starter.Bar()
+    client = await varlink.connect(paths.endpoint(ENDPOINT))
+    last: dict[str, Any] = {}
     try:
-        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError as error:
-        raise starter.FetchError(f"{path}: {error.strerror}") from None
-    try:
-        client = await varlink.connect(paths.endpoint(ENDPOINT))
-        try:
-            parameters: dict[str, Any] = {"id": name, "fd": 0}
-            if digest:
-                parameters["digest"] = digest
-            method = f"{ENDPOINT}.Register"
-            with await client.call(method, parameters, fds=[handle], timeout=IMPORT_SEC) as reply:
-                entry: dict[str, Any] = reply.parameters["entry"]
-                return entry
-        finally:
-            client.close()
+        async for reply in client.stream(f"{ENDPOINT}.{method}", parameters, fds=fds, timeout=IMPORT_SEC):
+            last = reply.parameters
+            phase, done, total = progress(last)
+            if total:
+                bar(phase, done, total)
+        return last
     finally:
-        os.close(handle)
+        client.close()
+
+
+def _size(number: int) -> str:
+    return f"{number / 2**20:.1f} MiB"

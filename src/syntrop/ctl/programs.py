@@ -18,6 +18,7 @@ MODULES = {
     "routerd": "syntrop.routerd",
     "inferenced": "syntrop.inferenced",
     "modeld": "syntrop.modeld",
+    "modeld-pull": "syntrop.modeld.pull",
     "contextd": "syntrop.contextd",
     "toold": "syntrop.toold",
     "runtimed": "syntrop.runtimed",
@@ -27,6 +28,7 @@ MODULES = {
 # (loader paths, time zone, language) or the suite (SYNTROP_…) means every process by them.
 HANDED_THROUGH = (
     "PATH", "LANG", "HOME", "USER", "LOGNAME", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "SYSTEMD_LOG_LEVEL",
+    "CREDENTIALS_DIRECTORY",
 )  # fmt: skip
 
 

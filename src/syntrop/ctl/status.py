@@ -93,6 +93,8 @@ def known() -> list[Daemon]:
     catalogue = units.load(units.default_folder(), specifiers("/run", KeptFolders()))
     out = []
     for name in catalogue.services:
+        if "@" in name:
+            continue  # a template: a process a connection of another daemon, and nobody's to ask
         endpoints = [
             paths.run(address.removeprefix("/run/"))
             for unit in catalogue.sockets_of(name)

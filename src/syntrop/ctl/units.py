@@ -66,9 +66,10 @@ class SocketUnit:
         self.addresses = read.all("ListenStream")
         if not self.addresses:
             raise UnitError(f"{unit.name}: no ListenStream=")
-        if read.one("Accept", unitfile.boolean, False):
-            raise UnitError(f"{unit.name}: Accept=yes is not supported: the suite's daemons accept")
-        self.service = read.text("Service", unit.name.removesuffix(".socket") + ".service")
+        # Accept=yes means a process a connection, of a template. Here one process accepts them all: the suite's
+        # programs serve what they are passed, a connection or the socket.
+        template = "@" if read.one("Accept", unitfile.boolean, False) else ""
+        self.service = read.text("Service", unit.name.removesuffix(".socket") + f"{template}.service")
         self.descriptor_name = read.text("FileDescriptorName", unit.name)
         self.mode = read.one("SocketMode", unitfile.octal, 0o666)
         self.directory_mode = read.one("DirectoryMode", unitfile.octal, 0o755)

@@ -16,8 +16,10 @@ if TYPE_CHECKING:
 LATEST = "latest"
 ALGORITHM = "sha256"
 NAME_MAX, TAG_MAX = 128, 64
+PATH_MAX, DEPTH_MAX = 255, 4
 
 _WORD = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_-]|\.(?!\.))*", re.ASCII)
+_PART = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_+=@,-]|\.(?!\.))*", re.ASCII)
 _HEX = re.compile(r"[0-9a-f]{64}", re.ASCII)
 
 
@@ -64,6 +66,14 @@ def parse_digest(text: str) -> str:
     return parsed.digest
 
 
+def parse_path(text: str) -> str:
+    """A file's path below its model's folder, as it is. Raises InvalidIdentifier."""
+    parts = text.split("/")
+    if len(text) > PATH_MAX or len(parts) > DEPTH_MAX or not all(map(_PART.fullmatch, parts)):
+        raise InvalidIdentifier(text)
+    return text
+
+
 def is_name(text: str) -> bool:
     return len(text) <= NAME_MAX and text != ALGORITHM and _WORD.fullmatch(text) is not None
 
@@ -78,6 +88,13 @@ def is_hex(text: str) -> bool:
 
 def digest_id(hexadecimal: str) -> str:
     return f"{ALGORITHM}:{hexadecimal}"
+
+
+def derive(text: str, fallback: str) -> str:
+    """The nearest name or tag to a text that need not be one."""
+    word = re.sub(r"[^A-Za-z0-9._-]+", "-", text.strip(), flags=re.ASCII)
+    word = re.sub(r"\.{2,}", ".", word).strip("._-")[:TAG_MAX].rstrip("._-").lower()
+    return word if word and word != ALGORITHM else fallback
 
 
 def choose_tag(tags: Collection[str]) -> str | None:

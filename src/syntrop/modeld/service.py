@@ -5,22 +5,29 @@ from __future__ import annotations
 
 import os
 
-from syntrop.common import loop, paths
+from syntrop.common import journal, loop, paths
 from syntrop.common.varlink.errors import VarlinkError
+from syntrop.common.varlink.wire import Fixed
 from syntrop.modeld import naming
-from syntrop.modeld.store import DigestMismatch, Entry, NoSuchModel, Store, Unsuitable
+from syntrop.modeld.catalogue import Entry
+from syntrop.modeld.faults import DigestMismatch, NoSuchModel, OutOfSpace, Unsuitable
+from syntrop.modeld.sealed import Cache, cut
+from syntrop.modeld.store import Store
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
     from typing import Any, TypeVar
 
     from syntrop.common.service import Daemon
     from syntrop.common.varlink.server import Call
+    from syntrop.modeld.fsck import Report
+    from syntrop.modeld.pulls import Pulls
 
     T = TypeVar("T")
 
 _INTERFACE = "io.syntrop.Model1."
+PROGRESS_SEC = 0.25  # between two replies that tell how far it is
 
 
 class Model1:
@@ -28,20 +35,122 @@ class Model1:
 
     def __init__(self, daemon: Daemon) -> None:
         self._daemon = daemon
-        self._store = Store(daemon.settings.storage_path or paths.state("modeld"))
+        settings = daemon.settings
+        self._store = Store(
+            settings.storage_path or paths.state("modeld"),
+            quota=settings.quota_bytes,
+            floor=settings.free_floor_bytes,
+        )
+        self._sealed = Cache(settings.sealed_cache_bytes)
+        self._sealing: dict[tuple[str, int, int], _Sealing] = {}
+        self._pulls: Pulls | None = None
+        self._listed: tuple[list[Entry], Fixed] | None = None
 
     async def List(self, call: Call) -> dict[str, Any]:
         entries = await self._in_store(self._store.entries)
-        return {"models": [_entry(entry) for entry in entries]}
+        if self._listed is None or self._listed[0] is not entries:
+            self._listed = entries, Fixed({"models": [_entry(entry) for entry in entries]})
+        return self._listed[1]
 
     async def Inspect(self, call: Call, id: str) -> dict[str, Any]:
         identifier = _parse(id)
         entry = await self._in_store(self._store.find, identifier)
         return await self._described(entry, "info")
 
-    async def Open(self, call: Call, id: str) -> dict[str, Any]:
-        handle, size, digest = await self._in_store(self._store.open, _parse(id), dispose=_close_first)
+    async def Open(self, call: Call, id: str, file: str | None = None) -> dict[str, Any]:
+        handle, size, digest = await self._opened(id, file)
         return {"fd": call.give_fd(handle), "size": size, "digest": naming.digest_id(digest)}
+
+    async def OpenSealed(
+        self, call: Call, id: str, offset: int, length: int, file: str | None = None
+    ) -> dict[str, Any]:
+        if offset < 0:
+            raise _invalid("offset", "before the start")
+        largest = self._daemon.settings.sealed_max_bytes
+        if not 0 < length <= largest:
+            raise _invalid("length", f"{length} bytes; from 1 to {largest} can be had in one piece")
+        source, size, digest = await self._opened(id, file)
+        try:
+            if offset + length > size:
+                raise _invalid("length", f"{offset} + {length} bytes of a file of {size}")
+            handle = await self._part((digest, offset, length), source)
+        finally:
+            os.close(source)
+        return {"fd": call.give_fd(handle), "size": length, "digest": naming.digest_id(digest)}
+
+    async def Import(
+        self,
+        call: Call,
+        id: str,
+        files: list[dict[str, Any]] | None = None,
+        fd: int | None = None,
+        path: str | None = None,
+        digest: str | None = None,
+        allowInteractiveAuthentication: bool | None = None,
+    ) -> dict[str, Any]:
+        await _authorize(call, id, allowInteractiveAuthentication)
+        name, tag, expected = _destination(id, None, digest)
+        if [files, fd, path].count(None) != 2:
+            raise _invalid("path", "exactly one of files, fd and path is to be given")
+        copy = _Copy(self._store, name, tag, expected)
+        parameter = "files" if files is not None else "fd" if fd is not None else "path"
+        try:
+            if files is not None:
+                for row in files:
+                    copy.add(_file_path(row["path"]), call.take_fd(row["fd"]))
+            elif fd is not None:
+                copy.add("", call.take_fd(fd))
+            else:
+                opened = await self._in_store(
+                    _open_tree, _absolute(path or ""), parameter="path", dispose=_close_all
+                )
+                for place, handle in opened.items():
+                    copy.add(place, handle)
+        except BaseException:
+            copy.close()
+            raise
+        with self._daemon.busy():
+            try:
+                future = loop.thread(copy.run)
+                await _report(call, future, copy.progress)
+                entry = await self._told(future, parameter)
+            finally:
+                copy.wanted = False
+        return {**copy.progress(), **await self._described(entry, "entry")}
+
+    async def Pull(
+        self,
+        call: Call,
+        reference: str,
+        id: str | None = None,
+        format: str | None = None,
+        quantization: str | None = None,
+        digest: str | None = None,
+        allowInteractiveAuthentication: bool | None = None,
+    ) -> dict[str, Any]:
+        await _authorize(call, id or reference, allowInteractiveAuthentication)
+        if not self._daemon.settings.allow_pulls:
+            raise VarlinkError(_INTERFACE + "PullFailed", reference=reference, reason="allow_pulls is off")
+        if format not in (None, "gguf", "safetensors"):
+            raise _invalid("format", "neither gguf nor safetensors")
+        name, tag, expected = _destination(id, None, digest) if id else (None, None, _digest(digest))
+        from syntrop.modeld.pulls import PullFailed, Pulls
+
+        if self._pulls is None:
+            self._pulls = Pulls(self._store, self._daemon, self._daemon.settings.bandwidth_bytes_per_sec)
+        download = await self._pulls.join((reference, format, quantization, expected))
+        try:
+            await _report(call, download.task, lambda: download.state)
+            entry: Entry = await self._told(download.task)
+        except PullFailed as error:
+            raise VarlinkError(_INTERFACE + "PullFailed", reference=reference, reason=str(error)) from None
+        finally:
+            await download.leave()
+        if id is None:
+            name, tag = download.name, download.tag
+        if name is not None and tag is not None:
+            entry = await self._in_store(self._store.tag, entry.digest, name, tag)
+        return {**download.state, "entry": _entry(entry)}
 
     async def Register(
         self,
@@ -61,7 +170,8 @@ class Model1:
             return await self._described(await self._tag_stored(id, name, tag, expected), "entry")
         parameter = "fd" if fd is not None else "path"
         handle = call.take_fd(fd) if fd is not None else await _open(path or "")
-        copy = _Copy(self._store, handle, name, tag, expected)
+        copy = _Copy(self._store, name, tag, expected)
+        copy.add("", handle)
         try:
             with self._daemon.busy():
                 entry = await self._in_store(copy.run, parameter=parameter)
@@ -87,12 +197,69 @@ class Model1:
         await _authorize(call, None, allowInteractiveAuthentication)
         if max_bytes < 0:
             raise _invalid("max_bytes", "less than nothing")
-        reclaimed, removed = await self._in_store(self._store.prune, max_bytes)
-        return {"reclaimed_bytes": reclaimed, "removed": [naming.digest_id(one) for one in removed]}
+        reclaimed, removed = await self._in_store(self._store.prune_entries, max_bytes)
+        _tell_removed(removed)
+        return {
+            "reclaimed_bytes": reclaimed,
+            "removed": [naming.digest_id(one.digest) for one in removed],
+            "entries": [_entry(one) for one in removed],
+        }
+
+    async def Check(self, call: Call, allowInteractiveAuthentication: bool | None = None) -> dict[str, Any]:
+        await _authorize(call, None, allowInteractiveAuthentication)
+        from syntrop.modeld import fsck
+
+        state: dict[str, Any] = {"checked_bytes": 0, "total_bytes": 0, "damaged": []}
+        wanted = [True]
+
+        def progress(report: Report) -> None:
+            state["checked_bytes"], state["total_bytes"] = report.checked, report.total
+            state["damaged"] = [naming.digest_id(one) for one in report.models]
+
+        with self._daemon.busy():
+            try:
+                future = loop.thread(fsck.check, self._store, lambda: wanted[0], progress)
+                await _report(call, future, lambda: dict(state))
+                report = await self._told(future)
+            finally:
+                wanted[0] = False
+        progress(report)
+        for digest in report.files:
+            journal.error(f"Put a damaged file into quarantine: {naming.digest_id(digest)}", DIGEST=digest)
+        return state
 
     async def GetStorageStats(self, call: Call) -> dict[str, Any]:
         total, models, pinned = await self._in_store(self._store.stats)
-        return {"total_bytes": total, "model_count": models, "pinned_count": pinned}
+        return {
+            "total_bytes": total,
+            "model_count": models,
+            "pinned_count": pinned,
+            "quota_bytes": self._store.quota or None,
+            "free_bytes": await self._in_store(self._store.free),
+            "floor_bytes": self._store.floor,
+        }
+
+    async def _opened(self, id: str, file: str | None) -> tuple[int, int, str]:
+        return await self._in_store(self._store.open, _parse(id), _file_path(file), dispose=_close_first)
+
+    async def _part(self, part: tuple[str, int, int], source: int) -> int:
+        """A descriptor of a part, copied once for all who ask for it, even at once."""
+        handle = self._sealed.get(part)
+        if handle is not None:
+            return handle
+        sealing = self._sealing.get(part)
+        if sealing is None:
+            sealing = self._sealing[part] = _Sealing(loop.thread(cut, os.dup(source), *part[1:]))
+        sealing.askers += 1
+        try:
+            shared = await self._told(sealing.future)
+            self._sealed.put(part, shared)
+            return os.dup(shared)
+        finally:
+            sealing.askers -= 1
+            if not sealing.askers:
+                del self._sealing[part]
+                sealing.future.when_done(lambda done: _dispose(done, os.close))
 
     async def _tag_stored(self, id: str, name: str | None, tag: str | None, digest: str | None) -> Entry:
         """Name a model that is in the store already."""
@@ -119,8 +286,12 @@ class Model1:
         dispose: Callable[[T], object] | None = None,
     ) -> T:
         """Run a function of the store in a thread, its errors in the interface's terms."""
+        return await self._told(_in_thread(function, *arguments, dispose=dispose), parameter)
+
+    async def _told(self, result: Awaitable[T], parameter: str = "fd") -> T:
+        """A result of the store, its errors in the interface's terms."""
         try:
-            return await _in_thread(function, *arguments, dispose=dispose)
+            return await result
         except NoSuchModel as error:
             raise VarlinkError(_INTERFACE + "NoSuchModel", id=error.identifier) from None
         except Unsuitable as error:
@@ -129,29 +300,86 @@ class Model1:
             raise VarlinkError(
                 _INTERFACE + "DigestMismatch", expected=error.expected, actual=error.actual
             ) from None
+        except OutOfSpace as error:
+            raise VarlinkError(
+                _INTERFACE + "OutOfSpace",
+                requested_bytes=error.requested,
+                available_bytes=error.available,
+                removable_bytes=error.removable,
+                pinned_bytes=error.pinned,
+                open_bytes=error.in_use,
+            ) from None
         except OSError as error:
-            from syntrop.common import journal
-
             reason = error.strerror or str(error)
             journal.error(f"The store failed: {error}", ERRNO=error.errno)
             raise VarlinkError(_INTERFACE + "OperationFailed", reason=reason) from None
 
 
-class _Copy:
-    """A registration in a worker thread, which owns the descriptor: an asker who hangs up cannot close it."""
+class _Sealing:
+    """A part that is being copied, and how many wait for it."""
 
-    def __init__(self, store: Store, handle: int, name: str | None, tag: str | None, expected: str | None) -> None:
+    __slots__ = ("askers", "future")
+
+    def __init__(self, future: loop.Future[int]) -> None:
+        self.future = future
+        self.askers = 0
+
+
+class _Copy:
+    """A registration in a worker thread, which owns the descriptors: an asker who hangs up cannot close them."""
+
+    def __init__(self, store: Store, name: str | None, tag: str | None, expected: str | None) -> None:
         self.wanted = True
         self._store = store
-        self._handle = handle
+        self._files: dict[str, int] = {}
         self._arguments = (name, tag, expected)
+        self._done = 0
+        self._total = 0
+
+    def add(self, path: str, handle: int) -> None:
+        """Take a file over; an empty path is that of a single file."""
+        if path in self._files:
+            os.close(handle)
+            raise _invalid("files", f"{path} is there twice")
+        self._files[path] = handle
+        self._total += os.fstat(handle).st_size
+
+    def close(self) -> None:
+        for handle in self._files.values():
+            os.close(handle)
+        self._files = {}
+
+    def progress(self) -> dict[str, Any]:
+        return {"done_bytes": self._done, "total_bytes": max(self._done, self._total)}
 
     def run(self) -> Entry:
         """Raises what the store raises; Stopped only when there is nobody left to see it."""
         try:
-            return self._store.register(self._handle, *self._arguments, lambda: self.wanted)
+            if "" in self._files:
+                return self._store.register(self._files[""], *self._arguments, lambda: self.wanted, self._copied)
+            return self._store.register_folder(self._files, *self._arguments, lambda: self.wanted, self._copied)
         finally:
-            os.close(self._handle)
+            self.close()
+
+    def _copied(self, count: int) -> None:
+        self._done += count
+
+
+async def _report(call: Call, future: loop.Future[Any], state: Callable[[], dict[str, Any]]) -> None:
+    """Tell a caller who asked for it how far it is, until it is done, well or not."""
+    told: dict[str, Any] | None = None
+    settled: loop.Future[None] = loop.Future()
+    future.when_done(lambda _done: settled.set_result(None))
+    while not settled.done:
+        now = state()
+        if call.more and now != told:
+            await call.send(now)
+            told = dict(now)
+        try:
+            with loop.deadline(PROGRESS_SEC if call.more else None):
+                await settled
+        except TimeoutError:
+            pass  # time for the next report
 
 
 async def _in_thread(
@@ -175,6 +403,11 @@ def _dispose(future: loop.Future[T], dispose: Callable[[T], object]) -> None:
     dispose(result)
 
 
+def _close_all(opened: dict[str, int]) -> None:
+    for handle in opened.values():
+        os.close(handle)
+
+
 def _close_first(opened: tuple[int, int, str]) -> None:
     os.close(opened[0])
 
@@ -182,10 +415,7 @@ def _close_first(opened: tuple[int, int, str]) -> None:
 def _destination(id: str, tag: str | None, digest: str | None) -> tuple[str | None, str | None, str | None]:
     """Name and tag to give, and digest to demand, of a registration."""
     identifier = _parse(id)
-    try:
-        expected = naming.parse_digest(digest) if digest is not None else None
-    except naming.InvalidIdentifier:
-        raise _invalid("digest", "not sha256: and 64 hexadecimal digits") from None
+    expected = _digest(digest)
     if identifier.digest is not None:
         if tag is not None:
             raise _invalid("tag", "a digest takes none; give the name as id and the digest as digest")
@@ -200,10 +430,63 @@ def _destination(id: str, tag: str | None, digest: str | None) -> tuple[str | No
     return identifier.name, tag or identifier.tag or naming.LATEST, expected
 
 
-async def _open(path: str) -> int:
-    """A file by path, as far as the daemon itself may read it."""
+def _digest(text: str | None) -> str | None:
+    try:
+        return naming.parse_digest(text) if text is not None else None
+    except naming.InvalidIdentifier:
+        raise _invalid("digest", "not sha256: and 64 hexadecimal digits") from None
+
+
+def _file_path(text: T) -> T:
+    """The path of a file of a model, or None, as it is."""
+    try:
+        if isinstance(text, str):
+            naming.parse_path(text)
+    except naming.InvalidIdentifier as error:
+        raise VarlinkError(_INTERFACE + "InvalidIdentifier", id=error.identifier) from None
+    return text
+
+
+def _absolute(path: str) -> str:
     if not path.startswith("/") or "\0" in path:
         raise _invalid("path", "not an absolute path")
+    return path
+
+
+def _open_tree(path: str) -> dict[str, int]:
+    """A file, or the files of a folder that may belong to a model, by their paths below it."""
+    from syntrop.modeld import folder, manifest
+
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
+    opened: dict[str, int] = {}
+    try:
+        if not os.path.isdir(path):
+            return {"": os.open(path, flags)}
+        for base, folders, files in os.walk(path):
+            below = os.path.relpath(base, path)
+            folders[:] = [one for one in folders if not one.startswith(".")] if below.count("/") < 2 else []
+            for name in files:
+                place = name if below == "." else f"{below}/{name}"
+                if folder.is_wanted(place):
+                    if len(opened) == manifest.FILES_MAX:
+                        raise Unsuitable(f"more than {manifest.FILES_MAX} files")
+                    opened[place] = os.open(os.path.join(base, name), flags)
+        if not opened:
+            raise Unsuitable("no safetensors or GGUF file in it")
+    except OSError as error:
+        for handle in opened.values():
+            os.close(handle)
+        raise Unsuitable(error.strerror or str(error)) from None
+    except BaseException:
+        for handle in opened.values():
+            os.close(handle)
+        raise
+    return opened
+
+
+async def _open(path: str) -> int:
+    """A file by path, as far as the daemon itself may read it."""
+    _absolute(path)
     try:
         # Neither a FIFO nor a device may hold us up; both are refused once they are open.
         flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
@@ -228,6 +511,11 @@ def _parse(id: str) -> naming.Identifier:
 
 def _invalid(parameter: str, reason: str) -> VarlinkError:
     return VarlinkError(_INTERFACE + "InvalidParameter", parameter=parameter, reason=reason)
+
+
+def _tell_removed(entries: list[Entry]) -> None:
+    for entry in entries:
+        journal.notice(f"Removed {entry.id}, {entry.size} bytes", DIGEST=entry.digest)
 
 
 def _entry(entry: Entry) -> dict[str, Any]:

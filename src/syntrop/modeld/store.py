@@ -2,146 +2,49 @@
 """The store of models: files addressed by their SHA-256, named by tags.
 
     blobs/sha256/<hex>    the files, read-only, never changed once they are there
-    notes/<hex>.json      what a file says of itself; made again from it when missing
-    tags/<name>/<tag>     symbolic links to blobs
+    manifests/<hex>       models of several files: their paths and digests, addressed by the manifest's own
+    notes/<hex>.json      what a model says of itself; made again from it when missing
+    tags/<name>/<tag>     symbolic links to blobs or manifests
     pins/<hex>            markers of models that are not pruned
+    uses/<hex>            markers whose time is that of the model's last opening
+    incoming/             downloads that are not whole yet (`incoming.py`)
+    quarantine/           files that fsck found damaged (`fsck.py`)
     lock                  held (flock) while names come to stand or fall
 
-A file comes in under no name (O_TMPFILE), is synced, and is linked into place, so that a crash leaves either
-nothing or a whole model. A tag is set only after the blob that it names is safe. The functions block: they are
-for worker threads.
+A file comes in under no name (O_TMPFILE), is synced, and is linked into place; then its folder is synced, so that
+a crash leaves either nothing or a whole file. The order is: files, manifest, note, tag; and in removing: tags,
+manifest, files: no tag ever dangles. The functions block: they are for worker threads.
 """
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import os
-import stat
 
-from syntrop.common import atomic, paths
-from syntrop.modeld import formats, naming
+from syntrop.common import atomic
+from syntrop.modeld import disk, folder, naming, pieces, room
+from syntrop.modeld.catalogue import Catalogue, Entry, Index
+from syntrop.modeld.faults import DigestMismatch, OutOfSpace, Stopped, Unsuitable
+from syntrop.modeld.manifest import Manifest, Member
+from syntrop.modeld.pieces import Piece
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from typing import Any
-
-_CHUNK = 4 << 20  # bytes read, hashed and written at a time
-_FICLONE = 0x40049409  # linux/fs.h: _IOW(0x94, 9, int)
-_NO_CLONE = (errno.EOPNOTSUPP, errno.EXDEV, errno.EINVAL, errno.ENOTTY, errno.ENOSYS, errno.EPERM)
-_NO_TMPFILE = (errno.EOPNOTSUPP, errno.EISDIR)
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
 
-class NoSuchModel(LookupError):
-    """Nothing in the store has this identifier."""
+class Store(Catalogue):
+    """The store below one folder, which is made when something is first put there.
 
-    def __init__(self, identifier: str) -> None:
-        super().__init__(identifier)
-        self.identifier = identifier
-
-
-class Unsuitable(ValueError):
-    """The source cannot become a model; the text says why."""
-
-
-class DigestMismatch(ValueError):
-    """The content has another digest than the one asked for."""
-
-    def __init__(self, expected: str, actual: str) -> None:
-        super().__init__(f"{actual}, not {expected}")
-        self.expected = expected
-        self.actual = actual
-
-
-class Stopped(Exception):
-    """The asker no longer wants it."""
-
-
-class Entry:
-    """A model under one of its names; without name and tag where it has none."""
-
-    __slots__ = ("digest", "format", "name", "pinned", "size", "tag")
+    `quota` and `floor` are in bytes (0 for none): what the files may occupy, and what the file system must keep
+    free. `free` tells what it has.
+    """
 
     def __init__(
-        self, digest: str, name: str | None, tag: str | None, size: int, pinned: bool, format: str
+        self, root: str, *, quota: int = 0, floor: int = 0, free: Callable[[str], int] = disk.free_bytes
     ) -> None:
-        self.digest = digest
-        self.name = name
-        self.tag = tag
-        self.size = size
-        self.pinned = pinned
-        self.format = format
-
-    @property
-    def id(self) -> str:
-        return naming.digest_id(self.digest) if self.name is None else f"{self.name}:{self.tag}"
-
-
-class Store:
-    """The store below one folder, which is made when something is first put there."""
-
-    def __init__(self, root: str) -> None:
-        self._root = root
-        self._blobs = os.path.join(root, "blobs", naming.ALGORITHM)
-        self._notes = os.path.join(root, "notes")
-        self._tags = os.path.join(root, "tags")
-        self._pins = os.path.join(root, "pins")
-        # Blobs do not change, so neither does what is known of them.
-        self._known: dict[str, dict[str, Any]] = {}
-
-    # --- looking -------------------------------------------------------------------------------------------
-
-    def entries(self) -> list[Entry]:
-        """All models by identifier, one entry for each tag."""
-        sizes = self._sizes()
-        pins = set(_names(self._pins))
-        found = []
-        tagged = set()
-        for name, tag, digest in self._tag_links():
-            if digest in sizes:
-                tagged.add(digest)
-                found.append(self._entry(digest, name, tag, sizes[digest], digest in pins))
-        unnamed = sizes.keys() - tagged
-        found += [self._entry(digest, None, None, sizes[digest], digest in pins) for digest in unnamed]
-        return sorted(found, key=lambda entry: entry.id)
-
-    def find(self, identifier: naming.Identifier) -> Entry:
-        """The model of an identifier. Raises NoSuchModel."""
-        digest, size = self._locate(identifier)
-        name: str | None = identifier.name
-        tag = identifier.tag
-        if identifier.digest is not None:
-            name, tag = self._first_name(digest)
-        elif tag is None:
-            tag = self._bare(identifier.name)
-        return self._entry(digest, name, tag, size, os.path.exists(os.path.join(self._pins, digest)))
-
-    def metadata(self, digest: str) -> dict[str, Any]:
-        """What the file says of itself."""
-        metadata: dict[str, Any] = self._note(digest)["metadata"]
-        return metadata
-
-    def open(self, identifier: naming.Identifier) -> tuple[int, int, str]:
-        """A descriptor for reading, which the caller owns, the size and the digest. Raises NoSuchModel."""
-        digest, _ = self._locate(identifier)
-        path = self._blob(digest)
-        try:
-            handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-        except FileNotFoundError:
-            raise NoSuchModel(str(identifier)) from None
-        status = os.fstat(handle)
-        try:
-            # The time of last use, for prune(): set by hand, since noatime and relatime would not.
-            os.utime(path, ns=(_now_ns(), status.st_mtime_ns), follow_symlinks=False)
-        except OSError:
-            pass  # pruned meanwhile, or a file system that is read-only: the descriptor is good all the same
-        return handle, status.st_size, digest
-
-    def stats(self) -> tuple[int, int, int]:
-        """Bytes, files, pinned files."""
-        sizes = self._sizes()
-        return sum(sizes.values()), len(sizes), len(sizes.keys() & set(_names(self._pins)))
+        super().__init__(root, free)
+        self.quota, self.floor = quota, floor
+        self._prepared = False
 
     # --- changing ------------------------------------------------------------------------------------------
 
@@ -152,367 +55,305 @@ class Store:
         tag: str | None,
         expected: str | None,
         wanted: Callable[[], bool],
+        progress: Callable[[int], object] | None = None,
     ) -> Entry:
         """Copy the regular file behind a descriptor into the store, and name it.
 
-        `wanted` is asked after each piece; when it says no, Stopped is raised and nothing is left. Raises
-        Unsuitable, DigestMismatch and OSError. The descriptor's own position is neither used nor moved.
+        `wanted` is asked after each piece; when it says no, Stopped is raised and nothing is left. `progress` is
+        told how many bytes more were copied. Raises Unsuitable, DigestMismatch, OutOfSpace and OSError. The
+        descriptor's own position is neither used nor moved.
         """
-        size, kind = _examine(source)
-        self._prepare()
-        handle, temporary = self._create()
+        size, kind = pieces.examine(source)
+        self.make_room(size if expected is None or not self._exists(expected) else 0)
+        self.prepare()
+        taken: list[Piece] = []
         try:
-            digest = _copy(source, handle, size, wanted)
-            if expected is not None and digest != expected:
-                raise DigestMismatch(naming.digest_id(expected), naming.digest_id(digest))
-            note = {"format": kind, "metadata": _describe(handle, size, kind)}
-            os.fchmod(handle, 0o440)
-            os.fsync(handle)
-            with self._locked():
-                self._link(handle, temporary, digest)
-                atomic.write_json(self._note_path(digest), note)
-                self._known[digest] = note
-                if name is not None and tag is not None:
-                    self._set_tag(name, tag, digest)
+            taken.append(self._take_in("", source, size, wanted, progress))
+            return self.store(taken, kind, name, tag, expected)
         finally:
-            os.close(handle)
-            if temporary is not None:
-                os.unlink(temporary)
-        entry_name, entry_tag = (name, tag) if name is not None else self._first_name(digest)
-        pinned = os.path.exists(os.path.join(self._pins, digest))
-        return self._entry(digest, entry_name, entry_tag, size, pinned)
+            pieces.dispose(taken)
+
+    def register_folder(
+        self,
+        sources: Mapping[str, int],
+        name: str | None,
+        tag: str | None,
+        expected: str | None,
+        wanted: Callable[[], bool],
+        progress: Callable[[int], object] | None = None,
+    ) -> Entry:
+        """Copy the files of a folder, descriptors by path, into the store as one model. As `register` else."""
+        try:
+            _, chosen = folder.choose(sources)
+        except folder.Incomplete as error:
+            raise Unsuitable(str(error)) from None
+        sizes = {path: pieces.size_of(sources[path], path) for path in chosen}
+        self.make_room(sum(sizes.values()) if expected is None or not self._exists(expected) else 0)
+        self.prepare()
+        taken: list[Piece] = []
+        try:
+            # Not as one expression: what came before a failure is to be disposed of.
+            taken.extend(self._take_in(path, sources[path], sizes[path], wanted, progress) for path in chosen)
+            return self.store(taken, None, name, tag, expected)
+        finally:
+            pieces.dispose(taken)
+
+    def store(
+        self,
+        parts: Sequence[Piece],
+        kind: str | None,
+        name: str | None,
+        tag: str | None,
+        expected: str | None,
+    ) -> Entry:
+        """Make a model of files that are written but not in the store yet, and name it.
+
+        The pieces stay the caller's to close. Raises Unsuitable, DigestMismatch and OSError.
+        """
+        several: Manifest | None = None
+        if len(parts) == 1 and (not parts[0].path or parts[0].path.endswith(".gguf")):
+            digest, size = parts[0].digest, parts[0].size
+            if kind is None:
+                size, kind = pieces.examine(parts[0].handle)
+        else:
+            try:
+                kind, _ = folder.choose(piece.path for piece in parts)
+            except folder.Incomplete as error:
+                raise Unsuitable(str(error)) from None
+            several = Manifest(kind, [Member(one.path, one.digest, one.size) for one in parts])
+            digest, size = pieces.sha256(several.encode()), several.size
+        if expected is not None and digest != expected:
+            raise DigestMismatch(naming.digest_id(expected), naming.digest_id(digest))
+        note = {"format": kind, "metadata": pieces.describe(parts, kind)}
+        for piece in parts:
+            os.fchmod(piece.handle, 0o440)
+            os.fsync(piece.handle)
+        with self.locked():
+            for piece in parts:
+                disk.link(piece.handle, piece.temporary, self.blobs, piece.digest)
+            disk.sync(self.blobs)
+            if several is not None:
+                atomic.write(self._manifest_path(digest), several.encode(), mode=0o440)
+            atomic.write_json(self._note_path(digest), note)
+            self._known_notes[digest] = note
+            if name is not None and tag is not None:
+                self._set_tag(name, tag, digest)
+            self._used(digest)
+        if name is None:
+            name, tag = self.index().names.get(digest, (None, None))
+        return self._entry(digest, name, tag, size, os.path.exists(os.path.join(self.pins, digest)))
 
     def tag(self, digest: str, name: str, tag: str) -> Entry:
         """Give a name to a model that is there. Raises NoSuchModel."""
-        if not os.path.exists(self._blob(digest)):
-            raise NoSuchModel(naming.digest_id(digest))
-        self._prepare()
-        with self._locked():
-            entry = self.find(naming.Identifier(digest=digest))
+        identifier = naming.Identifier(digest=digest)
+        self._locate(identifier)
+        with self.locked():
+            entry = self.find(identifier)
             self._set_tag(name, tag, digest)
         return Entry(digest, name, tag, entry.size, entry.pinned, entry.format)
 
     def pin(self, identifier: naming.Identifier) -> None:
         """Keep a model from being pruned. Raises NoSuchModel."""
         self.find(identifier)
-        self._prepare()
-        with self._locked():
-            handle = os.open(
-                os.path.join(self._pins, self.find(identifier).digest),
-                os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC,
-                0o600,
-            )
-            os.close(handle)
-            _sync(self._pins)
+        with self.locked():
+            path = os.path.join(self.pins, self.find(identifier).digest)
+            os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
+            disk.sync(self.pins)
 
     def unpin(self, identifier: naming.Identifier) -> None:
         """Raises NoSuchModel."""
         entry = self.find(identifier)
-        if entry.pinned:
-            with self._locked():
-                _unlink(os.path.join(self._pins, entry.digest))
-                _sync(self._pins)
+        if os.path.isdir(self.pins):
+            with self.locked():
+                disk.unlink(os.path.join(self.pins, entry.digest))
+                disk.sync(self.pins)
 
     def prune(self, limit: int) -> tuple[int, list[str]]:
         """Remove the models that were used longest ago until `limit` bytes are left; pinned and open ones stay.
 
         Returns the bytes given back and the digests of what was removed.
         """
-        if not os.path.isdir(self._blobs):
+        reclaimed, entries = self.prune_entries(limit)
+        return reclaimed, [entry.digest for entry in entries]
+
+    def prune_entries(self, limit: int) -> tuple[int, list[Entry]]:
+        """As `prune`, and tells what the removed models were called."""
+        if not os.path.isdir(self.blobs):
             return 0, []
-        removed: list[str] = []
-        reclaimed = 0
-        with self._locked():
-            sizes = self._sizes()
-            left = sum(sizes.values())
-            pins = set(_names(self._pins))
-            by_use = sorted(sizes.keys() - pins, key=lambda d: os.stat(self._blob(d)).st_atime_ns)
-            for digest in by_use:
-                if left - reclaimed <= limit:
-                    break
-                if not _in_use(self._blob(digest)):
-                    self._remove(digest)
-                    removed.append(digest)
-                    reclaimed += sizes[digest]
-        return reclaimed, removed
+        with self.locked():
+            index = self.index()
+            return self._evict(index, sum(index.sizes.values()) - limit)
 
-    # --- inside --------------------------------------------------------------------------------------------
+    def make_room(self, request: int) -> list[Entry]:
+        """Remove what was used longest ago until `request` bytes more fit quota and floor; returns what went.
 
-    def _blob(self, digest: str) -> str:
-        return os.path.join(self._blobs, digest)
+        When that cannot be, nothing is removed and OutOfSpace is raised.
+        """
+        if self._missing(self.index(), request) <= 0:
+            return []
+        if not os.path.isdir(self.blobs):
+            raise OutOfSpace(request, max(0, request - self._missing(self.index(), request)), 0, 0, 0)
+        with self.locked():
+            index = self.index()
+            excess = self._missing(index, request)
+            busy = {one for one in index.parts if one not in index.pins and self._busy(one, index)}
+            _, removable = room.choose(
+                1 << 62, index.parts.keys() - index.pins - busy, index.parts, index.sizes, lambda _: False
+            )
+            if removable < excess:
+                pinned = sum(index.models[one] for one in index.models.keys() & index.pins)
+                used = sum(index.models[one] for one in busy & index.models.keys())
+                raise OutOfSpace(request, max(0, request - excess), removable, pinned, used)
+            return self._evict(index, excess)[1]
 
-    def _note_path(self, digest: str) -> str:
-        return os.path.join(self._notes, f"{digest}.json")
-
-    def _sizes(self) -> dict[str, int]:
-        try:
-            with os.scandir(self._blobs) as found:
-                return {
-                    one.name: one.stat(follow_symlinks=False).st_size for one in found if naming.is_hex(one.name)
-                }
-        except FileNotFoundError:
-            return {}
-
-    def _locate(self, identifier: naming.Identifier) -> tuple[str, int]:
-        """Digest and size of a model. Raises NoSuchModel."""
-        digest = identifier.digest
-        if digest is None:
-            tag = identifier.tag if identifier.tag is not None else self._bare(identifier.name)
-            digest = self._tagged(identifier.name, tag) if tag is not None else ""
-        if digest:
-            try:
-                return digest, os.stat(self._blob(digest), follow_symlinks=False).st_size
-            except FileNotFoundError:
-                pass
-        raise NoSuchModel(str(identifier))
-
-    def _bare(self, name: str) -> str | None:
-        """The tag that a bare name means."""
-        return naming.choose_tag([t for t in _names(os.path.join(self._tags, name)) if naming.is_tag(t)])
-
-    def _tag_links(self) -> Iterator[tuple[str, str, str]]:
-        for name in sorted(_names(self._tags)):
-            if naming.is_name(name):
-                for tag in sorted(_names(os.path.join(self._tags, name))):
-                    if digest := self._tagged(name, tag):
-                        yield name, tag, digest
-
-    def _tagged(self, name: str, tag: str) -> str:
-        """The digest that a tag names, or nothing."""
-        if not naming.is_tag(tag):
-            return ""
-        try:
-            digest = os.path.basename(os.readlink(os.path.join(self._tags, name, tag)))
-        except OSError:
-            return ""
-        return digest if naming.is_hex(digest) else ""
-
-    def _first_name(self, digest: str) -> tuple[str | None, str | None]:
-        for name, tag, named in self._tag_links():
-            if named == digest:
-                return name, tag
-        return None, None
-
-    def _entry(self, digest: str, name: str | None, tag: str | None, size: int, pinned: bool) -> Entry:
-        return Entry(digest, name, tag, size, pinned, self._note(digest)["format"])
-
-    def _note(self, digest: str) -> dict[str, Any]:
-        note = self._known.get(digest)
-        if note is None:
-            note = self._known[digest] = self._read_note(digest) or self._make_note(digest)
-        return note
-
-    def _read_note(self, digest: str) -> dict[str, Any] | None:
-        import json
-
-        try:
-            with open(self._note_path(digest), encoding="utf-8") as file:
-                note = json.load(file)
-        except (FileNotFoundError, ValueError):
-            return None
-        whole = isinstance(note, dict) and isinstance(note.get("metadata"), dict)
-        return note if whole and isinstance(note.get("format"), str) else None
-
-    def _make_note(self, digest: str) -> dict[str, Any]:
-        """A crash came between a model and its note, or somebody removed it."""
-        handle = os.open(self._blob(digest), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-        try:
-            size = os.fstat(handle).st_size
-            try:
-                kind = formats.recognise(os.pread(handle, formats.HEAD, 0), size)
-                note = {"format": kind, "metadata": _describe(handle, size, kind)}
-            except (formats.UnknownFormat, Unsuitable) as error:
-                return {"format": "unknown", "metadata": {"fault": str(error)}}
-        finally:
-            os.close(handle)
-        os.makedirs(self._notes, 0o700, exist_ok=True)
-        atomic.write_json(self._note_path(digest), note)
-        return note
-
-    def _prepare(self) -> None:
+    def prepare(self) -> None:
         """Make the folders, durably."""
-        for folder in (self._blobs, self._notes, self._tags, self._pins):
-            if not os.path.isdir(folder):
-                os.makedirs(folder, 0o700, exist_ok=True)
-                _sync(os.path.dirname(folder))
-                _sync(self._root)
+        folders = (self.blobs, self.manifests, self.notes, self.tags, self.pins, self.uses, self.incoming)
+        unsafe = disk.make_folders(*folders)
+        if unsafe or not self._prepared:
+            self._prepared = False
+            # Whoever made them may have been killed before it came to sync them.
+            for place in unsafe | {os.path.dirname(self.blobs), self.root, os.path.dirname(self.root)}:
+                disk.sync(place)
+            self._prepared = True
 
-    def _create(self) -> tuple[int, str | None]:
-        """A new file in the folder of blobs, without a name where the file system can do that."""
-        try:
-            return os.open(self._blobs, os.O_RDWR | os.O_TMPFILE | os.O_CLOEXEC, 0o600), None
-        except OSError as error:
-            if error.errno not in _NO_TMPFILE:
-                raise
-        path = os.path.join(self._blobs, f".incoming-{os.getpid()}-{os.urandom(8).hex()}")
-        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), path
+    def withdraw(self, digest: str) -> list[str]:
+        """Take a damaged file out of the store: into quarantine, with every model that it is part of.
 
-    def _link(self, handle: int, temporary: str | None, digest: str) -> None:
-        """Give a synced file its name. One that is there already has the same content, and stays."""
-        folder = os.open(self._blobs, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        Returns the digests of those models; whoever has them open keeps what they have.
+        """
+        with self.locked():
+            for place in disk.make_folders(self.quarantine):
+                disk.sync(place)
+            index = self.index()
+            models = [one for one in index.models if digest in index.parts[one]]
+            self._untag([*models, digest])
+            for model in {*models, digest}:
+                self._forget(model)
+                if os.path.exists(self._manifest_path(model)):
+                    self._isolate(self._manifest_path(model), model)
+            disk.sync(self.manifests)
+            if os.path.exists(self._blob(digest)):
+                self._isolate(self._blob(digest), digest)
+            disk.sync(self.blobs)  # an old name is never gone before the new one is safe
+        return models
+
+    # --- inside: changing ----------------------------------------------------------------------------------
+
+    def _take_in(
+        self,
+        path: str,
+        source: int,
+        size: int,
+        wanted: Callable[[], bool],
+        progress: Callable[[int], object] | None,
+    ) -> Piece:
+        """A copy of a file, under no name."""
+        handle, temporary = disk.create(self.blobs)
         try:
-            # linkat(2) with AT_SYMLINK_FOLLOW, the way to name an O_TMPFILE that needs no capability. Python
-            # takes link(2), which does not follow, unless a folder's descriptor comes into it.
-            try:
-                os.link(temporary or paths.proc("self", "fd", str(handle)), digest, dst_dir_fd=folder)
-            except FileExistsError:
-                pass  # whoever linked it may not have come to sync the folder
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+            digest = disk.copy(source, handle, size, wanted, progress)
+            if digest is None:
+                raise Stopped
+        except BaseException as error:
+            pieces.dispose([Piece(path, handle, temporary, "", 0)])
+            if isinstance(error, disk.ShortSource):
+                raise Unsuitable(str(error)) from None
+            raise
+        return Piece(path, handle, temporary, digest, size)
 
     def _set_tag(self, name: str, tag: str, digest: str) -> None:
-        folder = os.path.join(self._tags, name)
-        if not os.path.isdir(folder):
-            os.mkdir(folder, 0o700)
-            _sync(self._tags)
+        place = os.path.join(self.tags, name)
+        if not os.path.isdir(place):
+            os.mkdir(place, 0o700)
+        disk.sync(self.tags)  # even if it is there: whoever made it may not have come to sync it
+        blob = os.path.exists(self._blob(digest)) and not os.path.exists(self._manifest_path(digest))
+        target = os.path.join("blobs", naming.ALGORITHM) if blob else "manifests"
         # A dot starts no tag, so this name is nobody's.
-        temporary = os.path.join(folder, f".{os.getpid()}-{os.urandom(8).hex()}")
-        os.symlink(os.path.join("..", "..", "blobs", naming.ALGORITHM, digest), temporary)
+        temporary = os.path.join(place, f".{os.getpid()}-{os.urandom(8).hex()}")
+        os.symlink(os.path.join("..", "..", target, digest), temporary)
         try:
-            os.rename(temporary, os.path.join(folder, tag))
+            os.rename(temporary, os.path.join(place, tag))
         except BaseException:
             os.unlink(temporary)
             raise
-        _sync(folder)
+        disk.sync(place)
 
-    def _remove(self, digest: str) -> None:
-        """Names first: no tag ever dangles."""
-        for name, tag, named in list(self._tag_links()):
-            if named == digest:
-                folder = os.path.join(self._tags, name)
-                _unlink(os.path.join(folder, tag))
-                _sync(folder)
-                if not os.listdir(folder):
-                    os.rmdir(folder)
-        self._known.pop(digest, None)
-        _unlink(self._note_path(digest))
-        _unlink(self._blob(digest))
-        _sync(self._blobs)
+    def _last_used(self, digest: str) -> int:
+        for path in (os.path.join(self.uses, digest), self._blob(digest), self._manifest_path(digest)):
+            try:
+                return os.stat(path).st_mtime_ns
+            except FileNotFoundError:
+                continue
+        return 0
 
-    def _locked(self) -> _Lock:
-        return _Lock(os.path.join(self._root, "lock"))
+    def _busy(self, model: str, index: Index) -> bool:
+        paths = [*map(self._blob, index.parts[model]), self._manifest_path(model)]
+        return any(map(disk.in_use, paths))
 
+    def _missing(self, index: Index, request: int) -> int:
+        if not self.quota and not self.floor:
+            return 0
+        stored = sum(index.sizes.values())
+        free = self._free(self.root) if self.floor else request
+        return room.missing(request, stored=stored, quota=self.quota, free=free, floor=self.floor)
 
-class _Lock:
-    """An exclusive lock between threads and processes."""
+    def _evict(self, index: Index, excess: int) -> tuple[int, list[Entry]]:
+        """Remove models, those used longest ago first. The lock is held."""
+        order = [*index.orphans, *sorted(index.models.keys() - index.pins, key=self._last_used)]
+        gone, reclaimed = room.choose(excess, order, index.parts, index.sizes, lambda one: self._busy(one, index))
+        entries = []
+        for one in gone:
+            if one in index.models:
+                name, tag = index.names.get(one, (None, None))
+                entries.append(self._entry(one, name, tag, index.models[one], False))
+        self._remove(index, gone)
+        return reclaimed, entries
 
-    def __init__(self, path: str) -> None:
-        self._path = path
+    def _remove(self, index: Index, models: list[str]) -> None:
+        """Names first, then manifests, then files that no other model needs."""
+        if not models:
+            return
+        self._untag(models)
+        for model in models:
+            self._forget(model)
+            disk.unlink(self._manifest_path(model))
+        disk.sync(self.manifests)
+        disk.sync(self.notes)
+        kept = {file for model, files in index.parts.items() if model not in models for file in files}
+        for file in {file for model in models for file in index.parts[model]} - kept:
+            disk.unlink(self._blob(file))
+        disk.sync(self.blobs)
 
-    def __enter__(self) -> None:
-        self._handle = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        fcntl.flock(self._handle, fcntl.LOCK_EX)
+    def _untag(self, models: Iterable[str]) -> None:
+        """Remove every tag of these models, also what a crash left half-made."""
+        gone = set(models)
+        for name in filter(naming.is_name, disk.names(self.tags)):
+            place = os.path.join(self.tags, name)
+            tags = [tag for tag in disk.names(place) if self._tagged(name, tag) in gone]
+            for tag in tags:
+                disk.unlink(os.path.join(place, tag))
+            if tags:
+                disk.sync(place)
+                if not os.listdir(place):
+                    os.rmdir(place)
 
-    def __exit__(self, *_error: object) -> None:
-        os.close(self._handle)
+    def _forget(self, model: str) -> None:
+        self._known_notes.pop(model, None)
+        self._known_manifests.pop(model, None)
+        disk.unlink(self._note_path(model))
+        disk.unlink(os.path.join(self.uses, model))
 
+    def _isolate(self, path: str, digest: str) -> None:
+        target = os.path.join(self.quarantine, f"{digest}-{os.urandom(4).hex()}")
+        os.rename(path, target)
 
-def _examine(source: int) -> tuple[int, str]:
-    """Size and format of a source. Raises Unsuitable."""
-    status = os.fstat(source)
-    if not stat.S_ISREG(status.st_mode):
-        raise Unsuitable("not a regular file")
-    flags = fcntl.fcntl(source, fcntl.F_GETFL)
-    if flags & os.O_PATH or flags & os.O_ACCMODE == os.O_WRONLY:
-        raise Unsuitable("not open for reading")
-    if status.st_size == 0:
-        raise Unsuitable("an empty file")
-    try:
-        return status.st_size, formats.recognise(os.pread(source, formats.HEAD, 0), status.st_size)
-    except formats.UnknownFormat as error:
-        raise Unsuitable(str(error)) from None
+    def locked(self) -> disk.Lock:
+        """The lock under which everything is changed."""
+        return disk.Lock(os.path.join(self.root, "lock"), self._settle)
 
-
-def _copy(source: int, target: int, size: int, wanted: Callable[[], bool]) -> str:
-    """Copy `size` bytes and return the SHA-256 of what was written, in hexadecimal.
-
-    The digest is of our copy, never of the source, which somebody may be writing to.
-    """
-    import hashlib
-
-    cloned = _clone(source, target) and os.fstat(target).st_size == size
-    if cloned:
-        source = target
-    digest = hashlib.sha256()
-    buffer = bytearray(min(size, _CHUNK))
-    view = memoryview(buffer)
-    at = 0
-    while at < size:
-        if not wanted():
-            raise Stopped
-        count = os.preadv(source, [view[: size - at]], at)
-        if count == 0:
-            raise Unsuitable("the file became shorter while it was read")
-        piece = view[:count]
-        digest.update(piece)
-        written = 0 if not cloned else count
-        while written < count:
-            written += os.pwrite(target, piece[written:], at + written)
-        at += count
-    return digest.hexdigest()
-
-
-def _clone(source: int, target: int) -> bool:
-    """Share the blocks of the source copy-on-write, where the file system can."""
-    try:
-        fcntl.ioctl(target, _FICLONE, source)
-    except OSError as error:
-        if error.errno in _NO_CLONE:
-            return False
-        raise
-    return True
-
-
-def _describe(handle: int, size: int, kind: str) -> dict[str, Any]:
-    import mmap
-
-    # Of our own copy: a mapping of a file that somebody else could cut short would raise SIGBUS.
-    with mmap.mmap(handle, size, mmap.MAP_SHARED, mmap.PROT_READ) as mapped:
-        try:
-            return formats.describe(mapped, kind)
-        except formats.UnknownFormat as error:
-            raise Unsuitable(str(error)) from None
-
-
-def _in_use(path: str) -> bool:
-    """Whether anybody has the file open or mapped: the kernel grants a write lease to its sole user only.
-
-    Where that cannot be found out, it is taken to be in use.
-    """
-    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        fcntl.fcntl(handle, fcntl.F_SETLEASE, fcntl.F_WRLCK)
-    except OSError:
-        return True
-    finally:
-        os.close(handle)
-    return False
-
-
-def _names(folder: str) -> list[str]:
-    try:
-        return os.listdir(folder)
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-
-
-def _sync(folder: str) -> None:
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def _unlink(path: str) -> None:
-    try:
-        os.unlink(path)
-    except FileNotFoundError:
-        pass
-
-
-def _now_ns() -> int:
-    from time import time_ns
-
-    return time_ns()
+    def _settle(self) -> None:
+        """Make safe what is there: whoever put it there, or removed something, did not come to sync it."""
+        folders = [self.root, self.blobs, self.manifests, self.notes, self.tags, self.pins, self.quarantine]
+        for place in folders + [os.path.join(self.tags, name) for name in disk.names(self.tags)]:
+            if os.path.isdir(place):
+                disk.sync(place)

@@ -18,7 +18,7 @@ def main() -> None:
 def build(daemon: Daemon) -> None:
     from syntrop.toold.service import Tool1
 
-    daemon.serve_varlink("io.syntrop.Tool1", {"io.syntrop.Tool1": Tool1()})
+    daemon.serve_varlink("io.syntrop.Tool1", {"io.syntrop.Tool1": Tool1(daemon)})
 
 
 if __name__ == "__main__":

@@ -1,10 +1,95 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Settings of toold. So far it has none of its own beside those of every daemon."""
+"""Settings of toold."""
 
 from __future__ import annotations
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from syntrop.common.settings import Setting
+from syntrop.common.settings import Setting
 
-TABLE: tuple[Setting, ...] = ()
+TABLE: tuple[Setting, ...] = (
+    Setting(
+        "units_allow",
+        list,
+        ["*"],
+        "Units that remediation tools may act on, as globs. PID 1, journald, logind, the bus, udev, sshd and the "
+        "suite itself are never among them.",
+        section="policy",
+    ),
+    Setting(
+        "units_deny", list, [], "Units that they may not act on, as globs. Stronger than allow.", section="policy"
+    ),
+    Setting(
+        "files_allow",
+        list,
+        ["/etc/*"],
+        "Files that may be restored, as globs over whole paths. Accounts, passwords, keys, PAM, polkit and the "
+        "like are never among them.",
+        section="policy",
+    ),
+    Setting(
+        "files_deny", list, [], "Files that may not be restored, as globs. Stronger than allow.", section="policy"
+    ),
+    Setting(
+        "looks_per_minute",
+        int,
+        240,
+        "Calls of safe tools that one user may make in a minute; root is not counted.",
+        section="rates",
+        minimum=1,
+        maximum=100000,
+    ),
+    Setting(
+        "changes_per_minute",
+        int,
+        10,
+        "Changes that all callers together may make in a minute.",
+        section="rates",
+        minimum=0,
+        maximum=10000,
+    ),
+    Setting(
+        "changes_per_unit_per_minute",
+        int,
+        4,
+        "Changes of one unit in a minute.",
+        section="rates",
+        minimum=0,
+        maximum=10000,
+    ),
+    Setting(
+        "rollback_count",
+        int,
+        500,
+        "Changes that can be taken back; the oldest are forgotten first.",
+        section="rollback",
+        minimum=1,
+        maximum=100000,
+    ),
+    Setting(
+        "rollback_bytes",
+        int,
+        512 << 20,
+        "Space that they may take on disk.",
+        section="rollback",
+        unit="bytes",
+        minimum=1 << 20,
+    ),
+    Setting(
+        "rollback_days",
+        float,
+        30.0,
+        "Age at which they are forgotten.",
+        section="rollback",
+        unit="days",
+        minimum=0.01,
+        maximum=3650.0,
+    ),
+    Setting(
+        "preimage_bytes",
+        int,
+        128 << 20,
+        "What one change may need to keep; a change that would need more is refused.",
+        section="rollback",
+        unit="bytes",
+        minimum=1 << 16,
+    ),
+)

@@ -65,8 +65,11 @@ class Client:
 class Activated:
     """Listening sockets, and the process that serves them once it is started."""
 
-    def __init__(self, module: str, root: Path, idle: float, preload: Path | None) -> None:
+    def __init__(
+        self, module: str, root: Path, idle: float, preload: Path | None, environment: dict[str, str] | None = None
+    ) -> None:
         self.preload = preload
+        self.environment = environment or {}
         self.module = module
         self.root = root
         self.run = root / "run"
@@ -102,6 +105,7 @@ class Activated:
             "SYNTROP_CONFIG_ROOT": str(self.root / "etc"),
             "SYNTROP_IDLE_EXIT_SEC": str(self.idle),
             "STATE_DIRECTORY": str(self.state),
+            **self.environment,
         }
 
         # A shell moves the descriptors to where they are looked for, and gives its own number on.
@@ -163,9 +167,15 @@ class Launcher:
         self._units: list[Activated] = []
         self._clients: list[Client] = []
 
-    def __call__(self, name: str, idle: float = 30.0, preload: Path | None = None) -> Activated:
+    def __call__(
+        self,
+        name: str,
+        idle: float = 30.0,
+        preload: Path | None = None,
+        environment: dict[str, str] | None = None,
+    ) -> Activated:
         module, endpoints, _ = DAEMONS[name]
-        unit = Activated(module, self._root / name, idle, preload)
+        unit = Activated(module, self._root / name, idle, preload, environment)
         self._units.append(unit)
         for endpoint, socket_unit in endpoints:
             unit.listen(endpoint, socket_unit)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import mmap
@@ -67,7 +68,9 @@ class Modeld:
         return len(os.listdir(f"/proc/{self.unit.process.pid}/fd"))
 
     def stored(self) -> set[str]:
-        return {path.name for path in self.unit.state.rglob("*") if path.is_file() and path.name != "lock"}
+        """Files in the store, but for those that only tell when something was used."""
+        files = (path for path in self.unit.state.rglob("*") if path.is_file() and path.parent.name != "uses")
+        return {path.name for path in files if path.name != "lock"}
 
 
 @pytest.fixture
@@ -95,7 +98,9 @@ def test_in_by_descriptor_and_out_by_descriptor(modeld: Modeld) -> None:
     metadata = json.loads(inspected["metadata"])
     assert (metadata["architecture"], metadata["name"], metadata["parameter_count"]) == ("llama", "tiny", 8)
     stats = modeld.call("GetStorageStats").parameters
-    assert stats == {"total_bytes": len(data), "model_count": 1, "pinned_count": 0}
+    assert (stats["total_bytes"], stats["model_count"], stats["pinned_count"]) == (len(data), 1, 0)
+    assert stats["free_bytes"] > 0
+    assert "quota_bytes" not in stats
     for id in ("tiny", "tiny:135m", digest_of(data)):
         opened = modeld.call("Open", id=id)
         assert opened.parameters == {"fd": 0, "size": len(data), "digest": digest_of(data)}
@@ -293,9 +298,10 @@ def test_pins_and_pruning(modeld: Modeld) -> None:
     assert modeld.call("Pin", id="a", allowInteractiveAuthentication=False).error is None
     assert [one["pinned"] for one in modeld.call("List").parameters["models"]] == [True, False]
     opened = modeld.call("Open", id="b")
-    assert modeld.call("Prune", max_bytes=0).parameters == {"reclaimed_bytes": 0, "removed": []}
+    assert modeld.call("Prune", max_bytes=0).parameters == {"reclaimed_bytes": 0, "removed": [], "entries": []}
     os.close(opened.fds[0])
     pruned = modeld.call("Prune", max_bytes=0).parameters
+    assert [one["id"] for one in pruned.pop("entries")] == ["b:latest"]
     assert pruned == {"reclaimed_bytes": sizes["b"], "removed": [digest_of(model("b"))]}
     assert modeld.call("Unpin", id="a").error is None
     assert modeld.call("Prune", max_bytes=10**15).parameters["reclaimed_bytes"] == 0
@@ -350,8 +356,138 @@ def test_a_stranger_may_look_but_not_change(modeld: Modeld, tmp_path: Path, laun
     }
 
 
+def folder_files(folder: Path) -> dict[str, bytes]:
+    header = json.dumps({"w": {"dtype": "U8", "shape": [64], "data_offsets": [0, 64]}}).encode()
+    files = {
+        "model.safetensors": struct.pack("<Q", len(header)) + header + bytes(range(64)),
+        "config.json": b'{"model_type": "llama"}',
+        "tokenizer.json": b"{}",
+        "run.py": b"raise SystemExit",
+    }
+    folder.mkdir()
+    for name, data in files.items():
+        (folder / name).write_bytes(data)
+    return files
+
+
+def test_a_folder_by_descriptors_and_by_path(modeld: Modeld, tmp_path: Path) -> None:
+    files = folder_files(tmp_path / "folder")
+    handles = [os.open(tmp_path / "folder" / name, os.O_RDONLY) for name in files]
+    before = modeld.fds()
+    listed = [{"path": name, "fd": index} for index, name in enumerate(files)]
+    reply = modeld.client.call(MODEL1 + "Import", handles, id="f", files=listed)
+    assert reply.error is None, reply.parameters
+    entry = reply.parameters["entry"]
+    assert (entry["id"], entry["format"]) == ("f:latest", "safetensors")
+    assert entry["size_bytes"] == sum(len(data) for name, data in files.items() if name != "run.py")
+    assert reply.parameters["done_bytes"] == entry["size_bytes"]
+    assert json.loads(reply.parameters["metadata"])["files"] == [
+        "config.json",
+        "model.safetensors",
+        "tokenizer.json",
+    ]
+    again = modeld.call("Import", id=entry["digest"], path=str(tmp_path / "folder"))
+    assert again.parameters["entry"]["digest"] == entry["digest"]
+    for parameters, name in (
+        ({}, "path"),
+        ({"path": "/x", "files": []}, "path"),
+        ({"files": []}, "files"),
+        ({"files": [{"path": "a.safetensors", "fd": 0}, {"path": "a.safetensors", "fd": 1}]}, "files"),
+        ({"path": str(tmp_path / "missing")}, "path"),
+        ({"path": "/proc"}, "path"),
+    ):
+        reply = modeld.client.call(MODEL1 + "Import", handles[:2], id="g", **parameters)
+        assert (reply.error, reply.parameters["parameter"]) == (INVALID, name), parameters
+    evil = [{"path": "../../x.safetensors", "fd": 0}]
+    assert (
+        modeld.client.call(MODEL1 + "Import", handles[:1], id="g", files=evil).error
+        == MODEL1 + "InvalidIdentifier"
+    )
+    for handle in handles:
+        os.close(handle)
+    assert modeld.fds() == before
+
+
+def test_progress_of_an_import(modeld: Modeld, tmp_path: Path) -> None:
+    (tmp_path / "large").write_bytes(model())
+    os.truncate(tmp_path / "large", 1 << 30)
+    handle = os.open(tmp_path / "large", os.O_RDONLY)
+    message = {"method": MODEL1 + "Import", "more": True, "parameters": {"id": "large", "fd": 0}}
+    rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack("i", handle))]
+    modeld.client.socket.sendmsg([json.dumps(message).encode() + b"\0"], rights)
+    os.close(handle)
+    data = b""
+    while not (data.endswith(b"\0") and b'"entry"' in data):
+        data += modeld.client.socket.recv(65536)
+    replies = [json.loads(one) for one in data[:-1].split(b"\0")]
+    done = [one["parameters"]["done_bytes"] for one in replies]
+    assert done == sorted(done)
+    assert done[-1] == 1 << 30
+    assert all(one.get("continues") is True for one in replies[:-1])
+    assert "continues" not in replies[-1]
+
+
+def test_a_part_in_sealed_memory_is_shared(modeld: Modeld, tmp_path: Path) -> None:
+    data = model("sealed", 100_000)
+    assert modeld.register(data).error is None
+    before = modeld.fds()
+    parts = [modeld.call("OpenSealed", id="tiny", offset=100, length=5000) for _ in range(3)]
+    for part in parts:
+        assert part.parameters == {"fd": 0, "size": 5000, "digest": digest_of(data)}
+        assert os.pread(part.fds[0], 10_000, 0) == data[100:5100]
+        assert fcntl.fcntl(part.fds[0], fcntl.F_GET_SEALS) & fcntl.F_SEAL_WRITE
+        with pytest.raises(OSError):
+            os.pwrite(part.fds[0], b"x", 0)
+    assert len({os.fstat(part.fds[0]).st_ino for part in parts}) == 1
+    for part in parts:
+        os.close(part.fds[0])
+    assert modeld.fds() == before + 1  # the one that is kept
+    for offset, length, name in (
+        (-1, 5, "offset"),
+        (0, 0, "length"),
+        (0, len(data) + 1, "length"),
+        (0, 1 << 40, "length"),
+    ):
+        reply = modeld.call("OpenSealed", id="tiny", offset=offset, length=length)
+        assert (reply.error, reply.parameters["parameter"]) == (INVALID, name)
+    assert modeld.call("OpenSealed", id="tiny", offset=1 << 62, length=10).error == INVALID
+    assert modeld.call("OpenSealed", id="nobody", offset=0, length=10).error == MODEL1 + "NoSuchModel"
+    folder_files(tmp_path / "folder")
+    assert modeld.call("Import", id="f", path=str(tmp_path / "folder")).error is None
+    part = modeld.call("OpenSealed", id="f", file="config.json", offset=2, length=10)
+    assert os.pread(part.fds[0], 100, 0) == b"model_type"
+    os.close(part.fds[0])
+
+
+def test_many_ask_for_the_same_part_at_once(modeld: Modeld) -> None:
+    assert modeld.register(model("sealed", 50_000_000)).error is None
+    clients = [modeld.another() for _ in range(8)]
+    for client in clients:
+        client.send(MODEL1 + "OpenSealed", id="tiny", offset=0, length=50_000_000)
+    clients.pop().close()
+    handles = [client.receive().fds[0] for client in clients]
+    assert len({os.fstat(handle).st_ino for handle in handles}) == 1
+    for handle in handles:
+        os.close(handle)
+
+
+def test_a_check_finds_damage(modeld: Modeld) -> None:
+    for name in ("good", "bad"):
+        assert modeld.register(model(name), name).error is None
+    assert modeld.call("Check").parameters["damaged"] == []
+    blob = modeld.unit.state / "blobs/sha256" / digest_of(model("bad"))[7:]
+    blob.chmod(0o600)
+    blob.write_bytes(model("worse"))
+    checked = modeld.call("Check").parameters
+    assert checked["damaged"] == [digest_of(model("bad"))]
+    assert [one["id"] for one in modeld.call("List").parameters["models"]] == ["good:latest"]
+    # Whoever stored it can store it again.
+    assert modeld.register(model("bad"), "bad").error is None
+    assert modeld.call("Check").parameters["damaged"] == []
+
+
 def test_every_built_method_is_in_the_interface() -> None:
     from syntrop.modeld.service import Model1
 
     built = {name for name in vars(Model1) if name[0].isupper()}
-    assert built < set(idl.load("io.syntrop.Model1").methods)
+    assert built == set(idl.load("io.syntrop.Model1").methods)

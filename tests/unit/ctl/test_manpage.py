@@ -96,7 +96,7 @@ def test_zsh_gets_one_specification_an_option() -> None:
 
 def test_every_daemon_has_its_documents(generate: ModuleType) -> None:
     documents = manpage.documents(generate.tables(), "1.0")
-    assert len(documents) == 4 * 7
+    assert len(documents) == 4 * len(generate.DAEMONS)
     for path, text in documents.items():
         if path.startswith("man/"):
             formatted(text)
@@ -111,6 +111,6 @@ def test_the_operator_s_page_is_up_to_date(generate: ModuleType) -> None:
 
 def test_every_daemon_of_the_package_is_documented(generate: ModuleType) -> None:
     package = DOCS.parent / "src" / "syntrop"
-    assert {path.parent.name for path in package.glob("*/settings.py")} - {"common"} == {
-        module for module, _ in generate.DAEMONS.values()
-    }
+    assert {".".join(path.parent.relative_to(package).parts) for path in package.rglob("settings.py")} - {
+        "common"
+    } == {module for module, _ in generate.DAEMONS.values()}

@@ -30,7 +30,7 @@ def test_our_own_units_load_and_are_found():
     assert set(catalogue.services) == {
         f"{name}.service"
         for name in ("routerd", "inferenced", "modeld", "contextd", "toold", "runtimed", "systemd-sentry")
-    }
+    } | {"modeld-pull@.service"}
     assert catalogue.warnings == []
     router = catalogue.sockets["routerd.socket"]
     assert router.addresses[:2] == ["127.0.0.1:32768", "[::1]:32768"]
@@ -38,7 +38,10 @@ def test_our_own_units_load_and_are_found():
         "inferenced.socket",
         "inferenced-enclave.socket",
     ]
+    assert catalogue.sockets["modeld-pull.socket"].service == "modeld-pull@.service"
     for service in catalogue.services.values():
+        if service.name == "modeld-pull@.service":
+            continue
         assert service.type == "notify"
         assert service.watchdog > 0
         # what is said at start to have no effect is the sandbox, not the way of life
@@ -92,7 +95,6 @@ def test_drop_ins_are_read_in_the_order_of_their_names(tmp_path):
     ("socket", "service", "said"),
     [
         ("[Socket]\n", SERVICE, "no ListenStream"),
-        (SOCKET + "Accept=yes\n", SERVICE, "Accept=yes"),
         (SOCKET + "SocketMode=rw\n", SERVICE, "a.socket: SocketMode=: not an octal mode"),
         (SOCKET, "[Service]\n", "0 ExecStart"),
         (SOCKET, SERVICE + "Type=forking\n", "Type=forking is not supported"),

@@ -180,7 +180,7 @@ def published() -> Iterator[str]:
 
 
 def test_there_are_these_interfaces() -> None:
-    suite = ("Context1", "Inference1", "Model1", "Router1", "Runtime1", "Sentry1", "Tool1")
+    suite = ("Context1", "Fetch1", "Inference1", "Model1", "Router1", "Runtime1", "Sentry1", "Tool1")
     assert [*(f"io.syntrop.{name}" for name in suite), "org.varlink.service"] == NAMES
 
 

@@ -15,8 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from syntrop.modeld import naming, store
-from syntrop.modeld.store import DigestMismatch, Entry, NoSuchModel, Stopped, Store, Unsuitable
+from syntrop.modeld import disk, naming
+from syntrop.modeld.catalogue import Entry
+from syntrop.modeld.faults import DigestMismatch, NoSuchModel, Stopped, Unsuitable
+from syntrop.modeld.store import Store
 
 Make = Callable[..., bytes]
 
@@ -181,7 +183,7 @@ def test_a_damaged_file_leaves_nothing(models: Store, tmp_path: Path, gguf_file:
 def test_an_asker_who_leaves_leaves_nothing(
     models: Store, tmp_path: Path, gguf_file: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store, "_CHUNK", 64)
+    monkeypatch.setattr(disk, "CHUNK", 64)
     answers = iter([True, True, False])
     with source(tmp_path, gguf_file(padding=1000)) as handle, pytest.raises(Stopped):
         models.register(handle, "m", "latest", None, lambda: next(answers))
@@ -214,8 +216,8 @@ def test_sources_that_are_no_files(models: Store, tmp_path: Path, gguf_file: Mak
 def test_a_source_cut_short_while_read(
     models: Store, tmp_path: Path, gguf_file: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store, "_CHUNK", 64)
-    monkeypatch.setattr(store, "_clone", lambda _source, _target: False)
+    monkeypatch.setattr(disk, "CHUNK", 64)
+    monkeypatch.setattr(disk, "clone", lambda _source, _target: False)
     path = tmp_path / "shrinking"
     path.write_bytes(gguf_file(padding=1000))
 
@@ -236,7 +238,7 @@ def test_a_full_disk_leaves_nothing(
     def full(_handle: int, _data: bytes, _at: int) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(store, "_clone", lambda _source, _target: False)
+    monkeypatch.setattr(disk, "clone", lambda _source, _target: False)
     monkeypatch.setattr(os, "pwrite", full)
     before = len(os.listdir("/proc/self/fd"))
     with pytest.raises(OSError, match="No space"):
@@ -350,9 +352,9 @@ def test_pins(models: Store, tmp_path: Path, gguf_file: Make) -> None:
 
 def test_prune_takes_what_was_used_longest_ago(models: Store, tmp_path: Path, gguf_file: Make) -> None:
     entries = [add(models, tmp_path, gguf_file(name), name) for name in ("a", "b", "c")]
-    blobs = tmp_path / "store/blobs/sha256"
     for age, entry in enumerate(entries):
-        os.utime(blobs / entry.digest, (1000 + age, 2000 - age))
+        # Neither who reads nor who touches the file itself makes it any younger.
+        os.utime(tmp_path / "store/blobs/sha256" / entry.digest, (2000 - age, 3000 - age))
     os.close(models.open(naming.parse("a"))[0])
     reclaimed, removed = models.prune(sum(entry.size for entry in entries[:2]))
     assert (reclaimed, removed) == (entries[1].size, [entries[1].digest])

@@ -14,6 +14,8 @@ from syntrop.common import authority
 
 UNITS = Path(__file__).resolve().parents[3] / "units"
 DAEMONS = ("routerd", "inferenced", "modeld", "contextd", "toold", "runtimed", "systemd-sentry")
+# What docs/security.md explains; every other daemon has none.
+CAPABILITIES = {"contextd": "CAP_DAC_READ_SEARCH", "toold": "CAP_DAC_OVERRIDE CAP_CHOWN CAP_FOWNER"}
 PSI_READERS = ("routerd", "inferenced", "contextd", "runtimed", "systemd-sentry")
 
 ENDPOINTS = {
@@ -29,6 +31,7 @@ ENDPOINTS = {
         "syntrop",
     ),
     "modeld.socket": (["/run/syntrop/io.syntrop.Model1"], "0666", None),
+    "modeld-pull.socket": (["/run/syntrop/io.syntrop.Fetch1"], "0600", None),
     "contextd.socket": (["/run/syntrop/io.syntrop.Context1"], "0666", None),
     "toold.socket": (["/run/syntrop/io.syntrop.Tool1"], "0666", None),
     "runtimed.socket": (["/run/syntrop/io.syntrop.Runtime1"], "0666", None),
@@ -67,7 +70,8 @@ def sysusers() -> dict[str, list[list[str]]]:
 def test_there_is_one_pair_per_daemon_and_nothing_else() -> None:
     assert {path.name for path in UNITS.glob("*.socket")} == set(ENDPOINTS)
     services = {f"{name}.service" for name in DAEMONS}
-    assert {path.name for path in UNITS.glob("*.service")} == services | {"syntrop-ports.service"}
+    others = {"syntrop-ports.service", "modeld-pull@.service"}
+    assert {path.name for path in UNITS.glob("*.service")} == services | others
 
 
 @pytest.mark.parametrize("name", ENDPOINTS)
@@ -78,13 +82,26 @@ def test_endpoints_modes_and_order(name: str) -> None:
     assert socket.one("FileDescriptorName") is None
 
 
-@pytest.mark.parametrize("name", ENDPOINTS)
+@pytest.mark.parametrize("name", [name for name in ENDPOINTS if name != "modeld-pull.socket"])
 def test_sockets_survive_storms(name: str) -> None:
     socket = Unit(name)
     assert int(socket.one("Backlog") or 0) >= 2000
     assert int(socket.one("TriggerLimitBurst") or 0) >= 1000
     assert socket.one("Accept") is None
     assert socket.one("WantedBy") == "syntrop-sockets.target"
+
+
+def test_every_download_has_a_process_that_has_the_network_and_not_the_store() -> None:
+    socket, service, store = Unit("modeld-pull.socket"), Unit("modeld-pull@.service"), Unit("modeld.service")
+    assert socket.one("Accept") == "yes"
+    assert socket.one("SocketUser") == store.one("User")
+    assert socket.one("WantedBy") == "syntrop-sockets.target"
+    assert store.one("PrivateNetwork") == "yes"
+    assert store.one("RestrictAddressFamilies") == "AF_UNIX"
+    assert service.one("PrivateNetwork") is None
+    assert service.one("DynamicUser") == "yes"
+    assert service.one("StateDirectory") is None
+    assert service.one("CapabilityBoundingSet") == ""
 
 
 def test_the_two_sockets_of_inferenced_come_and_go_together() -> None:
@@ -114,9 +131,11 @@ def test_services(name: str) -> None:
 @pytest.mark.parametrize("name", DAEMONS)
 def test_sandboxes(name: str) -> None:
     service = Unit(f"{name}.service")
-    for directive in ("RuntimeDirectory", "DynamicUser", "PrivateUsers", "AmbientCapabilities", "Delegate"):
+    for directive in ("RuntimeDirectory", "DynamicUser", "PrivateUsers"):
         assert service.one(directive) is None, directive
-    assert service.one("CapabilityBoundingSet") == ""
+    assert service.one("Delegate") == ("memory pids cpu" if name == "toold" else None)
+    assert service.one("CapabilityBoundingSet") == CAPABILITIES.get(name, "")
+    assert service.one("AmbientCapabilities") == CAPABILITIES.get(name)
     assert service.one("MemoryDenyWriteExecute") == "yes"
     assert service.one("ProtectProc") == (None if name == "inferenced" else "invisible")
     if name in PSI_READERS:

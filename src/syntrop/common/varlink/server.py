@@ -24,7 +24,7 @@ from syntrop.common.varlink.errors import (
     VarlinkError,
 )
 from syntrop.common.varlink.framing import MessageTooLong
-from syntrop.common.varlink.wire import Malformed, Wire, close_all, decode
+from syntrop.common.varlink.wire import Fixed, Malformed, Wire, close_all, decode, encode
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -114,7 +114,12 @@ class Call:
         given, self._given = self._given, []
         try:
             try:
-                checked = self.interface.check(self._output, parameters)
+                checked = parameters
+                if type(parameters) is not Fixed:
+                    checked = self.interface.check(self._output, parameters)
+                elif parameters.encoded is None:
+                    whole = self.interface.check(self._output, dict(parameters))
+                    parameters.encoded = encode({"parameters": whole})
             except idl.Mismatch as mismatch:
                 # The handler broke its own contract: ours, not the caller's fault.
                 journal.error(

@@ -40,8 +40,21 @@ _encode = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan=
 _encode_ascii = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 
 
+class Fixed(dict[str, "Any"]):
+    """Parameters of a reply that is given again and again: they do not change, and are encoded once."""
+
+    __slots__ = ("encoded",)
+
+    def __init__(self, parameters: dict[str, Any]) -> None:
+        super().__init__(parameters)
+        self.encoded: bytes | None = None
+
+
 def encode(message: dict[str, Any]) -> bytes:
     """The bytes of a message, without its NUL. Raises ValueError and TypeError for what JSON does not have."""
+    parameters = message.get("parameters")
+    if type(parameters) is Fixed and parameters.encoded is not None and len(message) == 1:
+        return parameters.encoded
     try:
         return _encode(message).encode()
     except UnicodeEncodeError:

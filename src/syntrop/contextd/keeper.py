@@ -1,0 +1,541 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Keeps the store: compares files with the baseline, records what changed, imports what others recorded.
+
+The order of writing makes a crash harmless: events (which hold their diffs), then contents, then the baseline that
+names them. After a crash in between the difference is found again, and recognised by the event that is there.
+
+Everything here blocks, and belongs in a worker thread. One lock keeps the store whole; who wants it urgently (a
+caller waits) is let in front of a scan in the background.
+"""
+
+from __future__ import annotations
+
+import _thread
+import json
+import os
+import time
+
+from syntrop.common import atomic, journal, paths
+from syntrop.contextd import difference, happenings, ledger, redaction, snapshot, unitfiles
+from syntrop.contextd.baseline import Baseline, shard_of
+from syntrop.contextd.chronology import Chronology, Draft, Event
+from syntrop.contextd.clock import now_us
+from syntrop.contextd.coverage import Coverage
+from syntrop.contextd.objects import Objects
+from syntrop.contextd.package_logs import WATCHED, PackageLogs
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from types import TracebackType
+    from typing import Any
+
+    from syntrop.common.sdjournal import Entry, Reader
+    from syntrop.contextd.snapshot import Snapshot
+
+BATCH_FILES, BATCH_BYTES = 2048, 4 << 20
+FIRST_JOURNAL_US = 24 * 3600 * 1_000_000  # how far back the journal is read the first time
+JOURNAL_MAX = 20_000  # entries looked at in one go
+_KNOWN_MAX = 4000  # newest events by which what is recorded already is recognised
+_MESSAGE_ID_BASELINE = "5d0b6c1e9f1f4d0c8f2f3f0d6c1b7a55"
+
+
+class Options:
+    """What the settings say of the store."""
+
+    __slots__ = ("bytes_max", "contents_max", "events_max", "exclude", "fanotify", "retention_us", "roots")
+
+    def __init__(
+        self,
+        roots: Iterable[str] = ("/etc",),
+        exclude: Iterable[str] = (),
+        *,
+        events_max: int = 10_000,
+        bytes_max: int = 32 << 20,
+        contents_max: int = 256 << 20,
+        retention_us: int = 0,
+        fanotify: bool = True,
+    ) -> None:
+        self.roots = tuple(roots)
+        self.exclude = tuple(exclude)
+        self.events_max = events_max
+        self.bytes_max = bytes_max
+        self.contents_max = contents_max
+        self.retention_us = retention_us
+        self.fanotify = fanotify
+
+
+class _Change:
+    __slots__ = ("new", "old", "path", "pid", "text")
+
+    def __init__(
+        self, path: str, old: Snapshot | None, new: Snapshot | None, text: bytes | None, pid: int
+    ) -> None:
+        self.path = path
+        self.old = old
+        self.new = new
+        self.text = text
+        self.pid = pid
+
+
+class Lock:
+    """`with lock.urgent:` for a caller that waits, `with lock.patient:` for work in the background."""
+
+    def __init__(self) -> None:
+        self._lock = _thread.allocate_lock()
+        self._waiting = 0
+        self.urgent = _Urgent(self)
+        self.patient = _Patient(self)
+
+
+class _Urgent:
+    def __init__(self, lock: Lock) -> None:
+        self._owner = lock
+
+    def __enter__(self) -> None:
+        self._owner._waiting += 1
+        self._owner._lock.acquire()
+        self._owner._waiting -= 1
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._owner._lock.release()
+
+
+class _Patient(_Urgent):
+    def __enter__(self) -> None:
+        while self._owner._waiting:
+            time.sleep(0.001)
+        self._owner._lock.acquire()
+
+
+class Keeper:
+    """The store below `folder`, and the view of the machine that it is compared with."""
+
+    def __init__(
+        self, folder: str, options: Options, publish: Callable[[list[Event]], object] = lambda events: None
+    ) -> None:
+        """`publish` is called with recorded events, in whatever thread recorded them."""
+        self.folder = folder
+        self.options = options
+        self.lock = Lock()
+        self.coverage = Coverage(options.roots, options.exclude)
+        self.index = unitfiles.Index()
+        self._publish = publish
+        self._opened = False
+        self._no_journal = False
+        self._full = False
+
+    # --- opening -------------------------------------------------------------------------------------------
+
+    def open(self) -> None:
+        """Read what is needed of the store. Raises OSError."""
+        if self._opened:
+            return
+        ledger.settle(self.folder)  # the key and the progress that are seen there are built upon
+        self._key, fresh = redaction.load_key(os.path.join(self.folder, "key"))
+        self.chronology = Chronology(
+            os.path.join(self.folder, "chronology"),
+            events_max=self.options.events_max,
+            bytes_max=self.options.bytes_max,
+            retention_us=self.options.retention_us,
+        )
+        self.objects = Objects(os.path.join(self.folder, "objects"))
+        self.baseline = Baseline(os.path.join(self.folder, "baseline"))
+        self._progress: dict[str, Any] = self._load_progress()
+        if fresh:
+            # Digests under a lost key can be compared with nothing: begin again.
+            self.baseline.clear()
+            self._progress["scanned"] = []
+        self._states: dict[str, str] = {}
+        self._imported: set[str] = set()
+        for event in self.chronology.events[-_KNOWN_MAX:]:
+            self._remember(event)
+        self._full = self.objects.size() >= self.options.contents_max
+        self._opened = True
+
+    def _load_progress(self) -> dict[str, Any]:
+        try:
+            with open(os.path.join(self.folder, "progress.json"), encoding="utf-8") as file:
+                found = json.load(file)
+        except (FileNotFoundError, ValueError):
+            found = None
+        progress = found if isinstance(found, dict) else {}
+        for name, default in (("scanned", []), ("journal", ""), ("packages", {})):
+            if not isinstance(progress.get(name), type(default)):
+                progress[name] = default
+        return progress
+
+    def _save_progress(self) -> None:
+        atomic.write_json(os.path.join(self.folder, "progress.json"), self._progress, mode=0o600)
+
+    def _remember(self, event: Event) -> None:
+        extra = event.extra
+        if event.source == "file":
+            self._states[extra.get("path", "")] = extra.get("to", "")
+        for name in ("j", "key"):
+            if name in extra:
+                self._imported.add(extra[name])
+
+    # --- recording -----------------------------------------------------------------------------------------
+
+    def record(self, drafts: list[Draft]) -> list[Event]:
+        """Record events durably. The caller holds the lock. Raises OSError."""
+        events = self.chronology.append(drafts)
+        for event in events:
+            self._remember(event)
+        if events:
+            self._publish(events)
+        return events
+
+    # --- files ---------------------------------------------------------------------------------------------
+
+    def look(self, found: Iterable[str], pids: dict[str, int] | None = None) -> list[Event]:
+        """Compare some files with what they were, and record what changed. The caller holds the lock."""
+        changes = []
+        for path in found:
+            change = self._compare(path, self.baseline.get(path), (pids or {}).get(path, 0))
+            if change is not None:
+                changes.append(change)
+        return self._commit(changes)
+
+    def look_into(self, folder: str) -> list[Event]:
+        """Compare the files of one folder, not of those below it. The caller holds the lock."""
+        return self._commit(self._folder_changes(folder))
+
+    def _folder_changes(self, folder: str) -> list[_Change]:
+        known = self.baseline.folder(folder)
+        changes = []
+        try:
+            with os.scandir(paths.host(folder)) as entries:
+                names = [
+                    (entry.name, entry.stat(follow_symlinks=False)) for entry in entries if self._stays(entry)
+                ]
+        except (FileNotFoundError, NotADirectoryError):
+            names = []
+        except PermissionError:
+            return []
+        partly = not self.coverage.covers(folder)
+        for name, status in names:
+            path = f"{folder}/{name}"
+            old = known.pop(name, None)
+            if (old is not None and old.untouched(status)) or self.coverage.excluded(path):
+                continue
+            if partly and old is None:
+                continue
+            change = self._compare(path, old, 0)
+            if change is not None:
+                changes.append(change)
+        for name in known:
+            change = self._compare(f"{folder}/{name}", known[name], 0)
+            if change is not None:
+                changes.append(change)
+        return changes
+
+    @staticmethod
+    def _stays(entry: os.DirEntry[str]) -> bool:
+        try:
+            entry.stat(follow_symlinks=False)
+        except OSError:
+            return False
+        return True
+
+    def _compare(self, path: str, old: Snapshot | None, pid: int) -> _Change | None:
+        host = paths.host(path)
+        try:
+            if old is not None:
+                try:
+                    if old.untouched(os.lstat(host)):
+                        return None
+                except (FileNotFoundError, NotADirectoryError):
+                    return _Change(path, old, None, None, pid)
+            taken = snapshot.take(host, path, self._key)
+        except OSError as error:
+            self.coverage.note(error)
+            journal.debug(f"Cannot look at {path}: {error.strerror}")
+            return None
+        if taken is None:
+            return None if old is None else _Change(path, old, None, None, pid)
+        new, text = taken
+        return _Change(path, old, new, text, pid)
+
+    def _commit(self, changes: list[_Change]) -> list[Event]:
+        """Events, contents, baseline: each on the disk before the next. Returns the events."""
+        if not changes:
+            return []
+        drafts = [draft for change in changes if (draft := self._draft(change)) is not None]
+        events = self.record(drafts)
+        kept = [change for change in changes if change.new is not None and change.text is not None]
+        if not self._full:
+            digests = self.objects.put(change.text or b"" for change in kept)
+            for change, digest in zip(kept, digests, strict=True):
+                assert change.new is not None
+                change.new.content = digest
+        self.baseline.put({change.path: change.new for change in changes})
+        return events
+
+    def _draft(self, change: _Change) -> Draft | None:
+        old, new, path = change.old, change.new, change.path
+        before = old.state() if old is not None else ""
+        after = new.state() if new is not None else ""
+        if before == after:
+            self._states.pop(path, None)
+            return None
+        if self._states.get(path) == after:
+            return None  # recorded already, before a crash
+        if old is None and not self._known_before(path):
+            return None
+        details = difference.full(path, old, new, self._text(old), change.text)
+        extra: dict[str, Any] = {"path": path, "from": before, "to": after}
+        if change.pid:
+            from syntrop.contextd.watches import process_name
+
+            extra["pid"] = change.pid
+            details = f"by {process_name(change.pid) or 'a process'} ({change.pid})\n{details}"
+        return Draft(
+            "file",
+            difference.describe(path, old, new),
+            time_us=_change_time(path, new),
+            unit=_unit_of(path),
+            details=details,
+            private=not all(self._public(path, one) for one in (old, new) if one is not None),
+            extra=extra,
+        )
+
+    def _known_before(self, path: str) -> bool:
+        """Whether a file that is seen for the first time is new: everything around it had been seen."""
+        root = self.coverage.root_of(path)
+        return root is not None and root in self._progress["scanned"]
+
+    def _text(self, old: Snapshot | None) -> bytes | None:
+        return self.objects.get(old.content) if old is not None and old.content else None
+
+    def _public(self, path: str, one: Snapshot) -> bool:
+        """Whether everybody may read a file: its own mode, and those of the folders above it."""
+        if not (one.world_readable or one.kind == snapshot.LINK):
+            return False
+        folder = os.path.dirname(path)
+        while len(folder) > 1:
+            try:
+                if not os.stat(paths.host(folder)).st_mode & 0o001:
+                    return False
+            except OSError:
+                pass  # gone with the file
+            folder = os.path.dirname(folder)
+        return True
+
+    # --- scanning everything -------------------------------------------------------------------------------
+
+    def scan(self, wanted: Callable[[], bool], watch: Callable[[str, set[str] | None], None]) -> int:
+        """Compare everything that is watched, setting watches on the way; the number of events.
+
+        `wanted` is asked between folders; when it says no, what was done stays and the rest is not. `watch` is
+        called for a folder (or some names in it) before the folder is looked into, so that nothing falls between.
+        """
+        self.coverage.missed = False
+        named = self._named_files()
+        folders: dict[str, set[str] | None] = {}
+        for root in self.coverage.roots:
+            for folder in self.coverage.folders(root):
+                folders[folder] = None
+                if not wanted():
+                    return 0
+        for path in named:
+            folders.setdefault(os.path.dirname(path), set())
+            names = folders[os.path.dirname(path)]
+            if names is not None:
+                names.add(os.path.basename(path))
+        with self.lock.patient:
+            gone = [folder for folder in self.baseline.folders() if folder not in folders]
+        first = not self._progress["scanned"]
+        count = files = 0
+        changes: list[_Change] = []
+        # In the order of the ledgers, so that a batch touches few of them.
+        for folder in sorted([*folders, *gone], key=lambda one: (shard_of(one), one)):
+            if not wanted():
+                return count
+            names = folders.get(folder, set())
+            if folder in folders:
+                watch(folder, names)
+            with self.lock.patient:
+                found = self._folder_changes(folder) if names is None else self._file_changes(folder, names)
+                changes += found
+                if len(changes) >= BATCH_FILES or sum(len(c.text or b"") for c in changes) > BATCH_BYTES:
+                    count += len(self._commit(changes))
+                    files += len(changes)
+                    changes = []
+        with self.lock.patient:
+            count += len(self._commit(changes))
+            files += len(changes)
+            # What was missed for a failing disk would be told as new when it is there again.
+            if set(self._progress["scanned"]) != set(self.coverage.roots) and not self.coverage.missed:
+                self.baseline.settle()
+                self._progress["scanned"] = list(self.coverage.roots)
+                self._save_progress()
+                if first:
+                    journal.info(f"Looked at {files} files for the first time", message_id=_MESSAGE_ID_BASELINE)
+            self._sweep()
+        return count
+
+    def _file_changes(self, folder: str, names: set[str]) -> list[_Change]:
+        """Single files of a folder that is not watched as a whole."""
+        known = self.baseline.folder(folder)
+        changes = []
+        for name in names | known.keys():
+            change = self._compare(f"{folder}/{name}", known.get(name), 0)
+            if change is not None:
+                changes.append(change)
+        return changes
+
+    def _named_files(self) -> set[str]:
+        """Files outside the watched folders that units name."""
+        found: set[str] = set()
+        for name in unitfiles.all_names(self.index):
+            unit = unitfiles.load(name, self.index, links=False)
+            found.update(path for path in unit.named if self.wants(path))
+        return found
+
+    def wants(self, path: str) -> bool:
+        """Whether a path that a unit names is a file to watch on its own."""
+        return self.coverage.root_of(path) is None and os.path.isfile(paths.host(path))
+
+    def _sweep(self) -> None:
+        """Forget contents that nothing names any more, when there is much of them."""
+        size = self.objects.size()
+        swept = self._progress.get("swept", 0)
+        if size > self.options.contents_max or size > 2 * swept + (8 << 20):
+            self.objects.keep_only(self.baseline.contents())
+            size = self.objects.size()
+            self._progress["swept"] = size
+            self._save_progress()
+        self._full = size >= self.options.contents_max
+
+    # --- what others recorded ------------------------------------------------------------------------------
+
+    def import_packages(self) -> list[Event]:
+        """Record package transactions that are new. The caller holds the lock."""
+        cursors = json.loads(json.dumps(self._progress["packages"]))
+        logs = PackageLogs(cursors)
+        oldest = now_us() - (self.options.retention_us or 365 * 86400 * 1_000_000)
+        drafts = [
+            happenings.package(one)
+            for one in logs.read()
+            if one.key not in self._imported and one.time_us >= oldest
+        ]
+        events = self.record(drafts[-self.options.events_max // 2 :])
+        if cursors != self._progress["packages"]:
+            self._progress["packages"] = cursors
+            self._save_progress()
+        return events
+
+    @property
+    def package_records(self) -> tuple[str, ...]:
+        return WATCHED
+
+    def reader(self) -> Reader | None:
+        """The journal, for the caller to close: what it has mapped counts as ours. None where there is none.
+
+        To open it again takes less than a millisecond.
+        """
+        if self._no_journal:
+            return None
+        try:
+            from syntrop.common.sdjournal import Reader
+
+            captured = paths.host("") != ""
+            return Reader(paths.host("/var/log/journal") if captured else None)
+        except OSError as error:
+            journal.info(f"The journal cannot be read: {error.strerror or error}")
+            self._no_journal = True
+            return None
+
+    def import_journal(self) -> list[Event]:
+        """Record what the journal tells that is new. The caller holds the lock."""
+        reader = self.reader()
+        if reader is None:
+            return []
+        with reader:
+            try:
+                drafts, last = self._news(reader)
+            except OSError as error:
+                journal.warning(f"Cannot read the journal: {error}")
+                return []
+        events = self.record(drafts)
+        self._progress["journal"] = last
+        if events:
+            self._save_progress()
+        return events
+
+    def _news(self, reader: Reader) -> tuple[list[Draft], str]:
+        """What is new, and the place up to which it was read."""
+        reader.match(*happenings.matches())
+        cursor = self._progress["journal"]
+        if cursor:
+            reader.seek_after(cursor)
+        else:
+            reader.seek_time(now_us() - FIRST_JOURNAL_US)
+        drafts = []
+        last = cursor
+        for entry in reader.forwards(happenings.FIELDS, JOURNAL_MAX):
+            last = entry.cursor
+            if happenings.place(entry) in self._imported:
+                continue
+            draft = happenings.notable(entry)
+            if draft is not None:
+                drafts.append(draft)
+        return drafts, last
+
+    def unit_slice(self, unit: str, limit: int) -> list[Entry]:
+        """The newest entries of a unit's latest invocation, oldest first: found by index, not by reading on."""
+        reader = self.reader()
+        if reader is None:
+            return []
+        with reader:
+            try:
+                return _slice(reader, unit, limit)
+            except OSError as error:
+                journal.warning(f"Cannot read the journal of {unit}: {error}")
+                return []
+
+    def close(self) -> None:
+        """Note how far others' records were read. The caller holds the lock."""
+        if self._opened:
+            self._save_progress()
+
+
+def _slice(reader: Reader, unit: str, limit: int) -> list[Entry]:
+    reader.match({"_SYSTEMD_UNIT": unit}, {"UNIT": unit, "_PID": "1"})
+    reader.seek_tail()
+    if not reader.previous():
+        return []
+    told = reader.field("UNIT") == unit  # by the manager, of the unit
+    invocation = reader.field("INVOCATION_ID" if told else "_SYSTEMD_INVOCATION_ID")
+    if invocation:
+        reader.match({"_SYSTEMD_INVOCATION_ID": invocation}, {"INVOCATION_ID": invocation, "_PID": "1"})
+    reader.seek_tail()
+    found = list(reader.backwards(("MESSAGE", "PRIORITY", "SYSLOG_IDENTIFIER", "_PID"), limit))
+    found.reverse()
+    return found
+
+
+def _change_time(path: str, new: Snapshot | None) -> int:
+    """When a file changed: its change time, which nobody can set; for one that is gone, its folder's."""
+    now = now_us()
+    if new is not None:
+        return min(now, new.ctime_ns // 1000)
+    try:
+        return min(now, os.stat(paths.host(os.path.dirname(path))).st_ctime_ns // 1000)
+    except OSError:
+        return now
+
+
+def _unit_of(path: str) -> str | None:
+    """The unit that a unit file or drop-in is of, by its path alone."""
+    if "/systemd/" not in path:
+        return None
+    folder, name = os.path.split(path)
+    base = os.path.basename(folder)
+    if base.endswith(".d") and unitfiles.is_name(base[:-2]):
+        return base[:-2]
+    return name if unitfiles.is_name(name) else None

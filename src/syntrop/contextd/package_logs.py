@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reads what package managers left since last time, by the place where each file was read up to."""
+
+from __future__ import annotations
+
+import os
+
+from syntrop.common import journal, paths
+from syntrop.contextd import packages
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from typing import Any
+
+    from syntrop.contextd.packages import Transaction
+
+DPKG = "/var/log/dpkg.log"
+APT = "/var/log/apt/history.log"
+DNF_LOG = "/var/log/dnf.rpm.log"
+PACMAN = "/var/log/pacman.log"
+ZYPPER = "/var/log/zypp/history"
+DNF_HISTORY = (
+    "/usr/lib/sysimage/libdnf5/transaction_history.sqlite",
+    "/var/lib/dnf/history.sqlite",
+)
+SNAP = "/var/lib/snapd/state.json"
+WATCHED = (DPKG, APT, DNF_LOG, PACMAN, ZYPPER, *DNF_HISTORY, SNAP)
+_FIRST_MAX = 1 << 20  # bytes of a log's end that are read the first time
+_READ_MAX = 16 << 20
+_SNAP_MAX = 32 << 20
+
+_DNF4_QUERY = (
+    "SELECT t.id, coalesce(t.dt_end, t.dt_begin), i.action, r.name, r.epoch, r.version, r.release, r.arch"
+    " FROM trans t JOIN trans_item i ON i.trans_id = t.id JOIN rpm r ON r.item_id = i.item_id"
+    " WHERE t.id > ? ORDER BY t.id, i.id LIMIT 20000"
+)
+_DNF5_QUERY = (
+    "SELECT t.id, coalesce(t.dt_end, t.dt_begin), a.name, n.name, r.epoch, r.version, r.release, h.name"
+    " FROM trans t JOIN trans_item i ON i.trans_id = t.id JOIN rpm r ON r.item_id = i.item_id"
+    " JOIN trans_item_action a ON a.id = i.action_id JOIN {names} n ON n.id = r.name_id"
+    " JOIN {archs} h ON h.id = r.arch_id WHERE t.id > ? ORDER BY t.id, i.id LIMIT 20000"
+)
+
+
+class PackageLogs:
+    """`cursors` is where each source was read up to: plain data that the caller keeps."""
+
+    def __init__(self, cursors: dict[str, Any]) -> None:
+        self.cursors = cursors
+
+    def read(self) -> list[Transaction]:
+        """What is new, oldest first. A source that cannot be read is told of and passed over."""
+        found: list[Transaction] = []
+        for read in (self._debian, self._rpm, self._pacman, self._zypper, self._snap):
+            try:
+                found += read()
+            except OSError as error:
+                journal.warning(f"Cannot read a package manager's records: {error}")
+        found.sort(key=lambda one: one.time_us)
+        return found
+
+    def _debian(self) -> list[Transaction]:
+        if os.path.exists(paths.host(DPKG)):
+            return self._lines(DPKG, packages.dpkg)
+        return self._lines(APT, lambda lines: (one for one, _ in packages.apt(lines)))
+
+    def _rpm(self) -> list[Transaction]:
+        for path in DNF_HISTORY:
+            if os.path.exists(paths.host(path)):
+                return self._history(path)
+        return self._lines(DNF_LOG, packages.dnf_log)
+
+    def _pacman(self) -> list[Transaction]:
+        return self._lines(PACMAN, packages.pacman)
+
+    def _zypper(self) -> list[Transaction]:
+        installed: dict[str, str] = self.cursors.setdefault("zypper-installed", {})
+        return self._lines(ZYPPER, lambda lines: packages.zypper(lines, installed), first=_READ_MAX)
+
+    def _lines(
+        self,
+        path: str,
+        parse: Callable[[Iterable[str]], Iterable[Transaction]],
+        first: int = _FIRST_MAX,
+    ) -> list[Transaction]:
+        """New whole lines of a log, beginning with the rest of the one that was rotated away."""
+        host = paths.host(path)
+        try:
+            status = os.stat(host)
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        known = self.cursors.get(path)
+        if known == [status.st_ino, status.st_size]:
+            return []
+        data = b""
+        if known is None:
+            offset = max(0, status.st_size - first)
+        elif known[0] != status.st_ino:
+            data, _ = _tail(f"{host}.1", known[1], known[0])
+            offset = 0
+        else:
+            offset = known[1] if known[1] <= status.st_size else 0
+        new, offset = _tail(host, offset, status.st_ino)
+        if known is None and offset > first:
+            new = new.partition(b"\n")[2]  # the first line may be cut
+        self.cursors[path] = [status.st_ino, offset]
+        return list(parse((data + new).decode("utf-8", "replace").split("\n")))
+
+    def _history(self, path: str) -> list[Transaction]:
+        """The transactions of a history database that are not known yet. It is opened for reading only."""
+        host = paths.host(path)
+        status = os.stat(host)
+        stamp = [status.st_ino, status.st_mtime_ns, status.st_size]
+        known = self.cursors.get(path) or {"stamp": None, "last": 0}
+        if known["stamp"] == stamp:
+            return []
+        import sqlite3
+
+        try:
+            # Immutable: neither a lock nor a journal file of ours in a folder that is not ours.
+            database = sqlite3.connect(f"file:{host}?mode=ro&immutable=1", uri=True)
+            try:
+                tables = {
+                    row[0] for row in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
+                }
+                query = _DNF4_QUERY
+                if "trans_item_action" in tables:
+                    names = "pkg_name" if "pkg_name" in tables else "pkg_names"
+                    query = _DNF5_QUERY.format(names=names, archs="arch" if "arch" in tables else "archs")
+                last = known["last"]
+                newest = database.execute("SELECT coalesce(max(id), 0) FROM trans").fetchone()[0]
+                if last == 0:
+                    last = max(0, newest - 200)
+                rows = database.execute(query, (last,)).fetchall()
+            finally:
+                database.close()
+        except sqlite3.Error as error:
+            raise OSError(f"{path}: {error}") from None
+        self.cursors[path] = {"stamp": stamp, "last": newest}
+        return list(packages.dnf_history(rows))
+
+    def _snap(self) -> list[Transaction]:
+        host = paths.host(SNAP)
+        try:
+            status = os.stat(host)
+        except (FileNotFoundError, NotADirectoryError, PermissionError):
+            return []
+        stamp = [status.st_ino, status.st_mtime_ns]
+        if self.cursors.get(SNAP) == stamp or status.st_size > _SNAP_MAX:
+            return []
+        import json
+
+        try:
+            with open(host, encoding="utf-8") as file:
+                state = json.load(file)
+        except PermissionError:
+            return []
+        except ValueError as error:
+            raise OSError(f"{SNAP}: {error}") from None
+        self.cursors[SNAP] = stamp
+        return list(packages.snap(state))
+
+
+def _tail(path: str, offset: int, inode: int) -> tuple[bytes, int]:
+    """Whole lines of a file from an offset on, if it is that file; and where they end."""
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except FileNotFoundError:
+        return b"", 0
+    try:
+        if os.fstat(handle).st_ino != inode:
+            return b"", 0
+        pieces = []
+        at = offset
+        while at - offset < _READ_MAX and (piece := os.pread(handle, 1 << 20, at)):
+            pieces.append(piece)
+            at += len(piece)
+    finally:
+        os.close(handle)
+    data = b"".join(pieces)
+    data = data[: data.rfind(b"\n") + 1]
+    return data, offset + len(data)

@@ -1,0 +1,352 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is in the store: looking, which changes nothing but what it knows. Everything here blocks."""
+
+from __future__ import annotations
+
+import os
+
+from syntrop.common import atomic
+from syntrop.modeld import disk, manifest, naming, pieces
+from syntrop.modeld.faults import NoSuchModel, Unsuitable
+from syntrop.modeld.manifest import Manifest
+from syntrop.modeld.pieces import Piece
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+
+_SETTLED_NS = 1_000_000_000
+
+
+class Entry:
+    """A model under one of its names; without name and tag where it has none."""
+
+    __slots__ = ("digest", "format", "name", "pinned", "size", "tag")
+
+    def __init__(
+        self, digest: str, name: str | None, tag: str | None, size: int, pinned: bool, format: str
+    ) -> None:
+        self.digest = digest
+        self.name = name
+        self.tag = tag
+        self.size = size
+        self.pinned = pinned
+        self.format = format
+
+    @property
+    def id(self) -> str:
+        return naming.digest_id(self.digest) if self.name is None else f"{self.name}:{self.tag}"
+
+
+class Index:
+    """All that is in the store, as it was at one count of changes."""
+
+    __slots__ = ("models", "names", "orphans", "parts", "pins", "sizes", "stamp", "tags")
+
+    def __init__(self, stamp: object) -> None:
+        self.stamp = stamp
+        self.sizes: dict[str, int] = {}
+        """Bytes of every blob."""
+        self.models: dict[str, int] = {}
+        """Bytes of every model."""
+        self.parts: dict[str, set[str]] = {}
+        """Blobs of every model, and of every orphan."""
+        self.orphans: set[str] = set()
+        """Blobs that no model has: a crash came before anybody was told of them."""
+        self.tags: list[tuple[str, str, str]] = []
+        """Name, tag and digest, in the order of names."""
+        self.names: dict[str, tuple[str, str]] = {}
+        """The first name of a digest."""
+        self.pins: set[str] = set()
+
+
+class Catalogue:
+    """The models below one folder. The folders are those of `store.py`."""
+
+    def __init__(self, root: str, free: Callable[[str], int]) -> None:
+        self.root = root
+        self.blobs = os.path.join(root, "blobs", naming.ALGORITHM)
+        self.manifests = os.path.join(root, "manifests")
+        self.notes = os.path.join(root, "notes")
+        self.tags = os.path.join(root, "tags")
+        self.pins = os.path.join(root, "pins")
+        self.uses = os.path.join(root, "uses")
+        self.incoming = os.path.join(root, "incoming")
+        self.quarantine = os.path.join(root, "quarantine")
+        self._free = free
+        # Neither changes once it is there.
+        self._known_notes: dict[str, dict[str, Any]] = {}
+        self._known_manifests: dict[str, Manifest] = {}
+        self._known_tags: dict[str, tuple[int, list[tuple[str, str]]]] = {}
+        self._index: Index | None = None
+        self._entries: tuple[Index, list[Entry]] | None = None
+        self._last_use = 0
+
+    def entries(self) -> list[Entry]:
+        """All models by identifier, one entry for each tag. The list is shared: do not change it."""
+        index = self.index()
+        if self._entries is None or self._entries[0] is not index:
+            found = [
+                self._entry(digest, name, tag, index.models[digest], digest in index.pins)
+                for name, tag, digest in index.tags
+            ]
+            unnamed = index.models.keys() - index.names.keys()
+            found += [self._entry(one, None, None, index.models[one], one in index.pins) for one in unnamed]
+            self._entries = index, sorted(found, key=lambda entry: entry.id)
+        return self._entries[1]
+
+    def find(self, identifier: naming.Identifier) -> Entry:
+        """The model of an identifier. Raises NoSuchModel."""
+        digest, size = self._locate(identifier)
+        name: str | None = identifier.name
+        tag = identifier.tag
+        if identifier.digest is not None:
+            name, tag = self.index().names.get(digest, (None, None))
+        elif tag is None:
+            tag = self._bare(identifier.name)
+        return self._entry(digest, name, tag, size, os.path.exists(os.path.join(self.pins, digest)))
+
+    def metadata(self, digest: str) -> dict[str, Any]:
+        """What the model says of itself."""
+        metadata: dict[str, Any] = self._note(digest)["metadata"]
+        return metadata
+
+    def open(self, identifier: naming.Identifier, file: str | None = None) -> tuple[int, int, str]:
+        """A descriptor for reading, which the caller owns, the size and the digest of what it is of.
+
+        Of a model of several files that is `file`, or the manifest when none is named. Raises NoSuchModel.
+        """
+        model, _ = self._locate(identifier)
+        path, digest = self._blob(model), model
+        several = self._manifest(model)
+        if several is not None and file is None:
+            path = self._manifest_path(model)
+        elif several is not None:
+            member = several.members.get(file or "")
+            if member is None:
+                raise NoSuchModel(f"{identifier}/{file}")
+            path, digest = self._blob(member.digest), member.digest
+        elif file is not None:
+            raise NoSuchModel(f"{identifier}/{file}")
+        try:
+            handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except FileNotFoundError:
+            raise NoSuchModel(str(identifier)) from None
+        try:
+            self._used(model)
+            return handle, os.fstat(handle).st_size, digest
+        except BaseException:
+            os.close(handle)
+            raise
+
+    def stats(self) -> tuple[int, int, int]:
+        """Bytes, models, pinned models."""
+        index = self.index()
+        return sum(index.sizes.values()), len(index.models), len(index.models.keys() & index.pins)
+
+    def free(self) -> int:
+        """Bytes that the file system has left."""
+        return self._free(self.root)
+
+    def index(self) -> Index:
+        """All that is there. What is known is kept for as long as nobody changed anything."""
+        stamp = self._stamp()
+        index = self._index
+        if index is None or index.stamp != stamp:
+            index = self._read(stamp)
+            if self._stamp() == stamp:
+                self._index = index
+        return index
+
+    # --- inside ---
+
+    def _blob(self, digest: str) -> str:
+        return os.path.join(self.blobs, digest)
+
+    def _manifest_path(self, digest: str) -> str:
+        return os.path.join(self.manifests, digest)
+
+    def _note_path(self, digest: str) -> str:
+        return os.path.join(self.notes, f"{digest}.json")
+
+    def _stamp(self) -> tuple[int, ...]:
+        """Changes whenever somebody changes something, in whatever process; by hand, mostly."""
+        times = []
+        for path in (self.blobs, self.manifests, self.tags, self.pins):
+            try:
+                times.append(os.stat(path).st_mtime_ns)
+            except FileNotFoundError:
+                times.append(0)
+        return disk.changes(os.path.join(self.root, "lock")), *times
+
+    def _read(self, stamp: object) -> Index:
+        index = Index(stamp)
+        try:
+            known = self._index.sizes if self._index is not None else {}
+            with os.scandir(self.blobs) as found:
+                for one in found:
+                    if naming.is_hex(one.name):
+                        # A blob that is there does not change.
+                        size = known.get(one.name)
+                        index.sizes[one.name] = one.stat(follow_symlinks=False).st_size if size is None else size
+        except FileNotFoundError:
+            return index
+        used: set[str] = set()
+        for digest in filter(naming.is_hex, disk.names(self.manifests)):
+            several = self._manifest(digest)
+            if several is not None and several.digests <= index.sizes.keys():
+                index.models[digest] = several.size
+                index.parts[digest] = several.digests
+                used |= several.digests
+        noted = {name.removesuffix(".json") for name in disk.names(self.notes)}
+        tagged = set()
+        for name in sorted(filter(naming.is_name, disk.names(self.tags))):
+            for tag, digest in self._tags_of(name):
+                tagged.add(digest)
+                index.tags.append((name, tag, digest))
+        index.pins = set(disk.names(self.pins))
+        for digest, size in index.sizes.items():
+            # A file that came as part of a model is none of its own, unless somebody gave it as one too.
+            if digest in noted or digest in tagged:
+                index.models[digest] = size
+            elif digest not in used:
+                index.orphans.add(digest)
+            else:
+                continue
+            index.parts[digest] = {digest}
+        index.tags = [row for row in index.tags if row[2] in index.models]
+        for name, tag, digest in index.tags:
+            index.names.setdefault(digest, (name, tag))
+        return index
+
+    def _locate(self, identifier: naming.Identifier) -> tuple[str, int]:
+        """Digest and size of a model. Raises NoSuchModel."""
+        if identifier.digest is not None:
+            # By the index: a file that is only part of a model is none.
+            size = self.index().models.get(identifier.digest)
+            if size is None:
+                raise NoSuchModel(str(identifier))
+            return identifier.digest, size
+        tag = identifier.tag if identifier.tag is not None else self._bare(identifier.name)
+        if digest := (self._tagged(identifier.name, tag) if tag is not None else ""):
+            try:
+                return digest, os.stat(self._blob(digest), follow_symlinks=False).st_size
+            except FileNotFoundError:
+                pass
+            several = self._manifest(digest)
+            if several is not None and all(map(os.path.exists, map(self._blob, several.digests))):
+                return digest, several.size
+        raise NoSuchModel(str(identifier))
+
+    def _exists(self, digest: str) -> bool:
+        try:
+            self._locate(naming.Identifier(digest=digest))
+        except NoSuchModel:
+            return False
+        return True
+
+    def _manifest(self, digest: str) -> Manifest | None:
+        """The manifest of this digest, if there is a whole one."""
+        known = self._known_manifests.get(digest)
+        if known is None or not os.path.exists(self._manifest_path(digest)):
+            try:
+                with open(self._manifest_path(digest), "rb") as file:
+                    data = file.read(manifest.BYTES_MAX + 1)
+                if pieces.sha256(data) != digest:
+                    return None
+                known = self._known_manifests[digest] = manifest.decode(data)
+            except (FileNotFoundError, manifest.InvalidManifest):
+                self._known_manifests.pop(digest, None)
+                return None
+        return known
+
+    def _bare(self, name: str) -> str | None:
+        """The tag that a bare name means."""
+        return naming.choose_tag([t for t in disk.names(os.path.join(self.tags, name)) if naming.is_tag(t)])
+
+    def _tags_of(self, name: str) -> list[tuple[str, str]]:
+        """Tags and digests of a name. What is known of its folder holds for as long as that has not changed."""
+        from time import time_ns
+
+        place = os.path.join(self.tags, name)
+        try:
+            changed = os.stat(place).st_mtime_ns
+        except FileNotFoundError:
+            return []
+        known = self._known_tags.get(name)
+        if known is not None and known[0] == changed:
+            return known[1]
+        now = time_ns()
+        found = [(tag, self._tagged(name, tag)) for tag in sorted(disk.names(place))]
+        found = [(tag, digest) for tag, digest in found if digest]
+        if now - changed > _SETTLED_NS:  # two changes in one tick of the clock would look like one
+            self._known_tags[name] = changed, found
+        return found
+
+    def _tagged(self, name: str, tag: str) -> str:
+        """The digest that a tag names, or nothing."""
+        if not naming.is_tag(tag):
+            return ""
+        try:
+            digest = os.readlink(f"{self.tags}/{name}/{tag}").rpartition("/")[2]
+        except OSError:
+            return ""
+        return digest if naming.is_hex(digest) else ""
+
+    def _entry(self, digest: str, name: str | None, tag: str | None, size: int, pinned: bool) -> Entry:
+        return Entry(digest, name, tag, size, pinned, self._note(digest)["format"])
+
+    def _note(self, digest: str) -> dict[str, Any]:
+        note = self._known_notes.get(digest)
+        if note is None:
+            note = self._known_notes[digest] = self._read_note(digest) or self._make_note(digest)
+        return note
+
+    def _read_note(self, digest: str) -> dict[str, Any] | None:
+        import json
+
+        try:
+            with open(self._note_path(digest), "rb") as file:
+                note = json.loads(file.read())
+        except (FileNotFoundError, ValueError):
+            return None
+        whole = isinstance(note, dict) and isinstance(note.get("metadata"), dict)
+        return note if whole and isinstance(note.get("format"), str) else None
+
+    def _make_note(self, digest: str) -> dict[str, Any]:
+        """A crash came between a model and its note, or somebody removed it."""
+        several = self._manifest(digest)
+        members = [(one.path, one.digest) for one in several.members.values()] if several else [("", digest)]
+        opened: list[Piece] = []
+        try:
+            for path, blob in members:
+                handle = os.open(self._blob(blob), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+                opened.append(Piece(path, handle, None, blob, os.fstat(handle).st_size))
+            kind = several.format if several else pieces.examine(opened[0].handle)[1]
+            note = {"format": kind, "metadata": pieces.describe(opened, kind)}
+        except (Unsuitable, FileNotFoundError) as error:
+            return {"format": "unknown", "metadata": {"fault": str(error)}}
+        finally:
+            pieces.dispose(opened)
+        disk.make_folders(self.notes)
+        atomic.write_json(self._note_path(digest), note)
+        return note
+
+    def _used(self, digest: str) -> None:
+        """Note that a model is used now. Every use is later than the one before, whatever the clock does."""
+        from time import time_ns
+
+        self._last_use = now = max(time_ns(), self._last_use + 1)
+        path = os.path.join(self.uses, digest)
+        try:
+            os.utime(path, ns=(now, now))
+        except FileNotFoundError:
+            try:
+                os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
+                os.utime(path, ns=(now, now))
+            except OSError:
+                pass  # a full disk, or a store of before: the model may be opened all the same
+        except OSError:
+            pass  # a file system that is read-only: the descriptor is good all the same

@@ -1,0 +1,257 @@
+# SPDX-License-Identifier: Apache-2.0
+"""contextd over its socket, on a small machine of its own below a folder."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+CONTEXT1 = "io.syntrop.Context1."
+PATIENCE = 30.0
+WEB = """
+[Unit]
+Requires=db.service
+[Service]
+ExecStart=/usr/sbin/web -c /etc/web/web.conf
+EnvironmentFile=-/etc/default/web
+"""
+DB = "[Service]\nExecStart=/usr/sbin/db --conf=/opt/db/db.ini\n"
+
+
+class Machine:
+    """A captured machine that can be changed, and the contextd that watches it."""
+
+    def __init__(self, launch: Any, root: Path) -> None:
+        self.root = root
+        self._launch = launch
+        self.write("/usr/lib/systemd/system/web.service", WEB)
+        self.write("/usr/lib/systemd/system/db.service", DB)
+        self.write("/etc/web/web.conf", "listen 80\nworkers 2\n")
+        self.write("/etc/default/web", "API_TOKEN=hunter2hunter2\n")
+        self.write("/etc/shadow", "root:$6$salt$hashhashhash:1::::::\n", 0o640)
+        self.write("/opt/db/db.ini", "port=1\n")
+        self.unit: Any = None
+
+    def path(self, inside: str) -> Path:
+        return self.root / inside.lstrip("/")
+
+    def write(self, inside: str, text: str, mode: int = 0o644) -> None:
+        path = self.path(inside)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        path.chmod(mode)
+
+    def start(self, idle: float = 60.0) -> Any:
+        if self.unit is None:
+            self.unit = self._launch("contextd", idle=idle, environment={"SYNTROP_HOST_ROOT": str(self.root)})
+        else:
+            self.unit.start()
+        return self._launch.client(self.unit, "io.syntrop.Context1")
+
+    def stop(self) -> None:
+        self.unit.process.terminate()
+        assert self.unit.wait() == 0
+
+
+@pytest.fixture
+def machine(launch: Any, tmp_path: Path) -> Machine:
+    return Machine(launch, tmp_path / "machine")
+
+
+def until(condition: Callable[[], Any]) -> Any:
+    deadline = time.monotonic() + PATIENCE
+    while not (found := condition()):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    return found
+
+
+def diffs(client: Any) -> dict[str, str]:
+    found = client.call(CONTEXT1 + "ListRecentDiffs").parameters["diffs"]
+    return {one["file_path"]: one["diff_content"] for one in found}
+
+
+def test_what_changed_while_it_slept_is_found(machine: Machine) -> None:
+    client = machine.start()
+    assert client.call(CONTEXT1 + "ListRecentDiffs").parameters == {"diffs": []}
+    machine.stop()
+    machine.write("/etc/web/web.conf", "listen 80\nworkers 20\n")
+    machine.write("/etc/systemd/system/web.service.d/memory.conf", "[Service]\nMemoryMax=1M\n")
+    machine.write("/opt/db/db.ini", "port=2\n")
+    machine.write("/etc/new/deep/er/file", "x\n")
+    client = machine.start()
+    found = diffs(client)
+    assert found["/etc/web/web.conf"].endswith("@@ -1,2 +1,2 @@\n listen 80\n-workers 2\n+workers 20\n")
+    assert found["/etc/systemd/system/web.service.d/memory.conf"].endswith("+[Service]\n+MemoryMax=1M\n")
+    assert found["/opt/db/db.ini"].endswith("-port=1\n+port=2\n")
+    assert "/etc/new/deep/er/file" in found
+
+
+def test_there_and_back_while_it_slept_is_no_change(machine: Machine) -> None:
+    client = machine.start()
+    assert diffs(client) == {}
+    machine.stop()
+    machine.write("/etc/web/web.conf", "other\n")
+    machine.write("/etc/web/web.conf", "listen 80\nworkers 2\n")
+    assert diffs(machine.start()) == {}
+
+
+def test_the_context_of_a_unit_is_there_at_the_first_call(machine: Machine) -> None:
+    client = machine.start()
+    assert diffs(client) == {}
+    machine.stop()
+    machine.write("/etc/systemd/system/web.service.d/memory.conf", "[Service]\nMemoryMax=1M\n")
+    machine.write("/etc/unrelated", "1\n")
+    client = machine.start()
+    context = client.call(CONTEXT1 + "GetUnitContext", unit="web").parameters["context"]
+    assert context["unit_name"] == "web.service"
+    first = context["config_diffs"][0]
+    assert first["file_path"] == "/etc/systemd/system/web.service.d/memory.conf"
+    assert first["reason"].startswith("drop-in of web.service, ")
+    assert all(event["reason"] for event in context["events"])
+    # What has nothing to do with the unit is looked at after the reply.
+    assert until(lambda: "/etc/unrelated" in diffs(client))
+
+
+def test_changes_are_seen_as_they_happen(machine: Machine) -> None:
+    client = machine.start()
+    assert diffs(client) == {}
+    watcher = machine._launch.client(machine.unit, "io.syntrop.Context1")
+    watcher.socket.sendall(json.dumps({"method": CONTEXT1 + "Watch", "more": True}).encode() + b"\0")
+    assert watcher.receive().parameters.get("event") is None
+    machine.write("/etc/web/new.conf", "1\n")
+    machine.write("/etc/systemd/system/web.service.d/x.conf", "[Service]\n")
+    os.rename(machine.path("/etc/default/web"), machine.path("/etc/default/web.old"))
+    wanted = {"/etc/web/new.conf", "/etc/systemd/system/web.service.d/x.conf", "/etc/default/web.old"}
+    seen: set[str] = set()
+    pending = b""
+    while not wanted <= seen:
+        *messages, pending = (pending + watcher.socket.recv(65536)).split(b"\0")
+        for message in messages:
+            event = json.loads(message)["parameters"]["event"]
+            assert event["source"] == "file"
+            seen.add(event["summary"].split(" ")[0])
+    found = until(lambda: have if "/etc/default/web" in (have := diffs(client)) else None)
+    assert "hunter2" not in json.dumps(found)
+    shutil.rmtree(machine.path("/etc/web"))
+    until(lambda: "+++ /dev/null" in diffs(client).get("/etc/web/web.conf", ""))
+
+
+def test_no_secret_is_kept_anywhere(machine: Machine) -> None:
+    client = machine.start()
+    assert diffs(client) == {}
+    machine.write("/etc/default/web", "API_TOKEN=correcthorsebattery\n")
+    machine.write("/etc/shadow", "root:$6$salt$otherother:1::::::\n", 0o640)
+    machine.write("/etc/web/tls.key", "-----BEGIN PRIVATE KEY-----\nMIIEsecretsecret\n", 0o600)
+    paths = {"/etc/default/web", "/etc/shadow", "/etc/web/tls.key"}
+    found = until(lambda: have if paths <= (have := diffs(client)).keys() else None)
+    assert "<secret:" in found["/etc/default/web"]
+    machine.stop()
+    kept = b"".join(path.read_bytes() for path in machine.unit.state.rglob("*") if path.is_file())
+    import zlib
+
+    for pack in machine.unit.state.rglob("*.pack"):
+        data = pack.read_bytes()
+        at = 0
+        while (at := data.find(b"\x78\x9c", at)) >= 0:
+            try:
+                kept += zlib.decompressobj().decompress(data[at:])
+            except zlib.error:
+                pass
+            at += 1
+    for secret in (b"hunter2hunter2", b"correcthorse", b"hashhashhash", b"otherother", b"MIIEsecret"):
+        assert secret not in kept
+    assert b"workers 2" in kept
+    assert (machine.unit.state / "key").stat().st_mode & 0o777 == 0o600
+
+
+def test_an_acknowledged_event_outlives_sigkill(machine: Machine) -> None:
+    client = machine.start()
+    ids = []
+    for number in range(20):
+        event = {"source": "test", "unit": "web", "summary": f"number {number}", "details": "d"}
+        reply = client.call(CONTEXT1 + "RecordEvent", **event)
+        ids.append(reply.parameters["event_id"])
+    machine.unit.process.send_signal(signal.SIGKILL)
+    machine.unit.process.wait()
+    client = machine.start()
+    events = client.call(CONTEXT1 + "ListEvents", unit="web.service", limit=5).parameters["events"]
+    assert [event["summary"] for event in events] == [f"number {number}" for number in (19, 18, 17, 16, 15)]
+    assert [event["id"] for event in events] == ids[:-6:-1]
+    assert events[0]["details"] == "d" and len(events[0]["boot_id"]) == 32
+    assert abs(events[0]["timestamp_us"] / 1e6 - time.time()) < 600
+
+
+@pytest.mark.parametrize(
+    ("method", "parameters", "wrong"),
+    [
+        ("GetUnitContext", {"unit": "../etc"}, "unit"),
+        ("GetUnitContext", {"unit": "a\nb"}, "unit"),
+        ("GetUnitContext", {"unit": "web", "since_seconds": -1}, "since_seconds"),
+        ("ListEvents", {"limit": 0}, "limit"),
+        ("RecordEvent", {"source": "", "summary": "x"}, "source"),
+        ("RecordEvent", {"source": "kernel", "summary": "x"}, "source"),
+        ("RecordEvent", {"source": "me", "summary": ""}, "summary"),
+        ("RecordEvent", {"source": "me", "summary": "x" * 2000}, "summary"),
+        ("RecordEvent", {"source": "me", "summary": "x", "details": "x" * 100_000}, "details"),
+    ],
+)
+def test_what_cannot_be_honoured_is_refused(
+    machine: Machine, method: str, parameters: dict[str, Any], wrong: str
+) -> None:
+    reply = machine.start().call(CONTEXT1 + method, **parameters)
+    assert (reply.error, reply.parameters) == (CONTEXT1 + "InvalidParameter", {"parameter": wrong})
+
+
+def test_watch_wants_more(machine: Machine) -> None:
+    assert machine.start().call(CONTEXT1 + "Watch").error == "org.varlink.service.ExpectedMore"
+
+
+@pytest.mark.root
+def test_a_stranger_learns_that_and_not_how(machine: Machine, tmp_path: Path) -> None:
+    client = machine.start()
+    assert diffs(client) == {}
+    machine.path("/etc/web/web.conf").chmod(0o600)  # first: what is public for a moment is public
+    machine.write("/etc/web/web.conf", "listen 81\n", 0o600)
+    machine.write("/etc/web/open.conf", "everybody\n")
+    assert client.call(CONTEXT1 + "RecordEvent", source="test", summary="seen", details="inside").error is None
+    wanted = {"/etc/web/web.conf", "/etc/web/open.conf"}
+    until(lambda: wanted <= diffs(client).keys())
+    for folder in (tmp_path, tmp_path.parent, tmp_path.parent.parent):
+        os.chmod(folder, 0o755)
+    os.chmod(machine.unit.run / "syntrop/io.syntrop.Context1", 0o666)
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.setgroups([])
+        os.setgid(65534)
+        os.setuid(65534)
+        stranger = machine._launch.client(machine.unit, "io.syntrop.Context1")
+        told = {
+            "diffs": diffs(stranger),
+            "events": stranger.call(CONTEXT1 + "ListEvents").parameters["events"],
+            "context": stranger.call(CONTEXT1 + "GetUnitContext", unit="web").parameters["context"],
+            "record": stranger.call(CONTEXT1 + "RecordEvent", source="me", summary="x").error,
+        }
+        os.write(write, json.dumps(told).encode())
+        os._exit(0)
+    os.close(write)
+    raw = b""
+    while piece := os.read(read, 65536):
+        raw += piece
+    os.close(read)
+    assert os.waitpid(child, 0)[1] == 0
+    told = json.loads(raw)
+    assert "listen 81" not in raw.decode() and "inside" not in raw.decode()
+    assert told["diffs"]["/etc/web/web.conf"] == "Only operators may see what is in this file."
+    assert told["diffs"]["/etc/web/open.conf"].endswith("+everybody\n")
+    assert told["context"].get("entries") is None
+    assert told["record"] == "org.varlink.service.PermissionDenied"

@@ -1,0 +1,231 @@
+# SPDX-License-Identifier: Apache-2.0
+"""toold as its own process, without a service manager: safe tools, files restored and taken back, crashes."""
+
+from __future__ import annotations
+
+import os
+import select
+import shutil
+import signal
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from syntrop.toold import audit, image, undo
+
+TOOL1 = "io.syntrop.Tool1."
+PATIENCE = 30.0
+
+
+@pytest.fixture
+def host() -> Iterator[Path]:
+    """A folder whose files the settings let toold restore."""
+    folder = tempfile.mkdtemp(prefix="toold-host-", dir="/var/tmp")
+    yield Path(folder)
+    shutil.rmtree(folder)
+
+
+class Toold:
+    """The daemon, and a client."""
+
+    def __init__(self, launch: Any, tmp_path: Path, host: Path, settings: str = "") -> None:
+        config = tmp_path / "config"
+        config.mkdir()
+        (config / "toold.toml").write_text(f'[policy]\nfiles_allow = ["{host}/*"]\n{settings}')
+        self.launch = launch
+        self.unit = launch("toold", environment={"SYNTROP_CONFIG_ROOT": str(config)})
+        self.root = str(self.unit.state)
+        self.client = self.another()
+
+    def another(self) -> Any:
+        return self.launch.client(self.unit, "io.syntrop.Tool1")
+
+    def execute(self, name: str, *args: str, unit: str | None = None) -> Any:
+        return self.client.call(TOOL1 + "ExecuteTool", name=name, args=list(args), target_unit=unit)
+
+    def roll_back(self, rollback_id: str) -> Any:
+        return self.client.call(TOOL1 + "Rollback", rollback_id=rollback_id)
+
+    def events(self) -> list[str]:
+        return [entry["event"] for entry in audit.read(self.root)]
+
+
+@pytest.fixture
+def toold(launch: Any, tmp_path: Path, host: Path) -> Toold:
+    return Toold(launch, tmp_path, host)
+
+
+def wait_for(condition: Callable[[], object], what: str) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline, what
+        select.select([], [], [], 0.01)
+
+
+def test_the_tools_are_told_whole(toold: Toold) -> None:
+    tools = {one["name"]: one for one in toold.client.call(TOOL1 + "ListTools").parameters["tools"]}
+    assert len(tools) == 14
+    assert tools["unit_restart"]["unit"] == "needed"
+    assert tools["revert_dropin"]["undone"] == "the file is put back as it was"
+    assert tools["journal_slice"]["parameters"][0] == {
+        "name": "lines",
+        "description": "Most entries to show. Default 100.",
+        "kind": "int",
+        "optional": True,
+    }
+
+
+def test_a_safe_tool_runs(toold: Toold) -> None:
+    result = toold.execute("disk_usage", "/").parameters["result"]
+    assert result["exit_code"] == 0
+    assert result["stdout"].startswith("Mounted on")
+    assert toold.execute("net_listeners", "tcp").parameters["result"]["exit_code"] == 0
+    assert toold.events() == ["look", "look"]
+
+
+@pytest.mark.parametrize(
+    ("name", "args", "unit", "error", "parameter"),
+    [
+        ("sh", [], None, "ToolNotFound", "name"),
+        ("disk_usage", ["relative"], None, "InvalidParameter", "path"),
+        ("disk_usage", ["/", "/"], None, "InvalidParameter", "args"),
+        ("journal_slice", ["-1"], None, "InvalidParameter", "lines"),
+        ("journal_slice", ["5", "--since"], None, "InvalidParameter", "since"),
+        ("unit_restart", [], None, "InvalidParameter", "target_unit"),
+        ("unit_restart", [], "a;b.service", "InvalidParameter", "target_unit"),
+        ("unit_restart", ["now"], "a.service", "InvalidParameter", "args"),
+        ("set_unit_property", ["Environment", "A=b"], "a.service", "InvalidParameter", "property"),
+        ("set_unit_property", ["MemoryMax", "much"], "a.service", "InvalidParameter", "value"),
+    ],
+)
+def test_what_is_unknown_or_ill_typed_is_refused(
+    toold: Toold, name: str, args: list[str], unit: str | None, error: str, parameter: str
+) -> None:
+    reply = toold.execute(name, *args, unit=unit)
+    assert reply.error == TOOL1 + error
+    assert reply.parameters == ({"name": name} if error == "ToolNotFound" else {"parameter": parameter})
+    assert not os.path.exists(os.path.join(toold.root, audit.NAME)), "nothing was begun"
+
+
+def test_the_core_of_the_machine_is_refused_to_root(toold: Toold) -> None:
+    for name, args, unit in (
+        ("restore_file", ["/etc/shadow"], None),
+        ("restore_file", ["/usr/bin/env"], None),
+    ):
+        reply = toold.execute(name, *args, unit=unit)
+        assert reply.error == TOOL1 + "PermissionDenied"
+    assert "refusal" in toold.events()
+
+
+def test_without_a_manager_a_unit_tool_says_so(toold: Toold) -> None:
+    reply = toold.execute("unit_restart", unit="a.service")
+    assert reply.error == TOOL1 + "ExecutionFailed"
+    assert "bus" in reply.parameters["reason"]
+    assert toold.events() == ["begin", "failure"]
+
+
+def test_a_file_is_restored_and_taken_back(toold: Toold, host: Path) -> None:
+    (host / "a.conf").write_text("bad")
+    (host / "a.conf").chmod(0o604)
+    (host / "a.conf.dpkg-old").write_text("good")
+    done = toold.execute("restore_file", str(host / "a.conf"), "a.conf.dpkg-old")
+    assert done.error is None, done.parameters
+    assert (host / "a.conf").read_text() == "good"
+    assert (host / "a.conf").stat().st_mode & 0o777 == 0o604
+
+    back = toold.roll_back(done.parameters["rollback_id"])
+    assert back.error is None, back.parameters
+    assert (host / "a.conf").read_text() == "bad"
+    assert back.parameters["restored"]["target_path"] == str(host / "a.conf")
+    again = toold.roll_back(back.parameters["rollback_id"])
+    assert (host / "a.conf").read_text() == "good"
+
+    # By default, what the newest change found there comes back.
+    newest = toold.execute("restore_file", str(host / "a.conf"))
+    assert (host / "a.conf").read_text() == "bad"
+    named = toold.execute("restore_file", str(host / "a.conf"), done.parameters["rollback_id"])
+    assert named.error == TOOL1 + "ExecutionFailed"  # it is that already
+    listed = toold.client.call(TOOL1 + "ListRollbacks").parameters["records"]
+    ids = [one.parameters["rollback_id"] for one in (newest, again, back, done)]
+    assert [one["id"] for one in listed] == ids
+    assert toold.client.call(TOOL1 + "ListRollbacks", limit=1).parameters["records"] == listed[:1]
+
+
+def test_no_copy_from_elsewhere(toold: Toold, host: Path) -> None:
+    (host / "a.conf").write_text("x")
+    (host / "other").write_text("y")
+    for source in ("other", "../../etc/shadow", "a.conf"):
+        reply = toold.execute("restore_file", str(host / "a.conf"), source)
+        assert reply.error in (TOOL1 + "ExecutionFailed", TOOL1 + "InvalidParameter"), source
+    (host / "a.conf.bak").symlink_to("/etc/shadow")
+    assert toold.execute("restore_file", str(host / "a.conf"), "a.conf.bak").error == TOOL1 + "ExecutionFailed"
+    assert (host / "a.conf").read_text() == "x"
+
+
+def test_no_such_change(toold: Toold) -> None:
+    for rollback_id in ("rb-1-00000000", "../audit.log", ""):
+        assert toold.roll_back(rollback_id).error == TOOL1 + "RollbackNotFound"
+
+
+def test_a_change_that_was_cut_short_is_rolled_back_at_the_next_start(toold: Toold, host: Path) -> None:
+    path = host / "a.conf"
+    path.write_text("before")
+    toold.execute("disk_usage")
+    process = toold.unit.process
+    assert process is not None
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    after = image.of_content(b"after", image.capture(str(path)))
+    step = undo.Step(str(path), image.capture(str(path)), after)
+    undo.carry_out(undo.prepare(toold.root, undo.Record(tool="restore_file", summary="cut short", steps=[step])))
+    assert path.read_text() == "after"
+    toold.unit.start()
+    # Nobody has called yet: it is put right because the daemon starts, whatever for.
+    wait_for(lambda: path.read_text() == "before", "rolled back")
+    toold.client = toold.another()
+    assert toold.client.call(TOOL1 + "ListRollbacks").parameters["records"] == []
+    wait_for(lambda: "recovery" in toold.events(), "told")
+
+
+def test_a_log_that_was_changed_stops_everything(toold: Toold) -> None:
+    toold.execute("daemon_reload")
+    process = toold.unit.process
+    assert process is not None
+    process.terminate()
+    process.wait()
+    path = Path(toold.root, audit.NAME)
+    first, *rest = path.read_text().splitlines(True)
+    path.write_text(first.replace("daemon_reload", "daemon_unload") + "".join(rest))
+    toold.unit.start()
+    toold.client = toold.another()
+    reply = toold.execute("disk_usage")
+    assert reply.error == TOOL1 + "ExecutionFailed"
+    assert "audit log" in reply.parameters["reason"]
+
+
+def test_a_caller_who_hangs_up_ends_a_look(toold: Toold) -> None:
+    client = toold.another()
+    client.send(TOOL1 + "ExecuteTool", name="disk_usage", args=[])
+    client.close()
+    assert toold.execute("disk_usage").error is None
+
+
+def test_changes_are_counted_over_restarts(launch: Any, tmp_path: Path, host: Path) -> None:
+    toold = Toold(launch, tmp_path, host, "[rates]\nchanges_per_minute = 2\n")
+    for _ in range(2):
+        assert toold.execute("daemon_reload").error == TOOL1 + "ExecutionFailed"
+    reply = toold.execute("daemon_reload")
+    assert reply.error == TOOL1 + "PermissionDenied"
+    process = toold.unit.process
+    assert process is not None
+    process.terminate()
+    process.wait()
+    toold.unit.start()
+    toold.client = toold.another()
+    reply = toold.execute("daemon_reload")
+    assert reply.error == TOOL1 + "PermissionDenied"
+    assert "try again" in reply.parameters["reason"]

@@ -1,0 +1,368 @@
+# SPDX-License-Identifier: Apache-2.0
+"""toold under a real service manager: remedies end to end, who may, what never, and how it is taken back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from machine import Machine
+from suite import CALL
+
+ENDPOINT = "/run/syntrop/io.syntrop.Tool1"
+TOOL1 = "io.syntrop.Tool1."
+DROP_IN = "/etc/systemd/system/victim.service.d/bad.conf"
+BAD = "[Service]\nExecStart=\nExecStart=/usr/bin/false\n"
+STATE = "/var/lib/syntrop/toold"
+
+
+@pytest.fixture(scope="module")
+def host(machine: Machine) -> Iterator[Machine]:
+    """A machine with an operator, a service to act on, and rates that do not get into a test's way."""
+    machine.run("useradd --no-create-home --groups syntrop helper")
+    machine.write(
+        "/etc/syntrop/toold.toml", "[rates]\nchanges_per_minute = 1000\nchanges_per_unit_per_minute = 1000\n"
+    )
+    machine.write(
+        "/etc/systemd/system/victim.service",
+        "[Unit]\nStartLimitIntervalSec=0\n[Service]\nExecStart=/usr/bin/sleep infinity\nCacheDirectory=victim\n",
+    )
+    machine.run("systemctl daemon-reload && systemctl start victim.service")
+    yield machine
+
+
+def call(machine: Machine, user: str | None, method: str, **parameters: Any) -> dict[str, Any]:
+    """The whole reply: `parameters`, and `error` where it is one."""
+    reply: dict[str, Any] = json.loads(
+        machine.run_python(CALL, ENDPOINT, TOOL1 + method, json.dumps(parameters), user=user)
+    )
+    return reply
+
+
+def execute(
+    machine: Machine, name: str, *args: str, unit: str | None = None, user: str | None = "helper"
+) -> dict[str, Any]:
+    """What a tool did; it has to have worked."""
+    reply = call(machine, user, "ExecuteTool", name=name, args=list(args), target_unit=unit)
+    assert "error" not in reply, (reply, machine.journal("toold.service"))
+    parameters: dict[str, Any] = reply["parameters"]
+    return parameters
+
+
+def roll_back(machine: Machine, rollback_id: str) -> str:
+    reply = call(machine, "helper", "Rollback", rollback_id=rollback_id)
+    assert "error" not in reply, (reply, machine.journal("toold.service"))
+    back: str = reply["parameters"]["rollback_id"]
+    return back
+
+
+def state_of(machine: Machine, path: str) -> str:
+    return machine.run(["stat", "-c", "%a %U %G %y", path]).stdout + machine.path(path).read_text()
+
+
+def test_a_bad_drop_in_is_reverted_and_the_unit_runs_again(host: Machine) -> None:
+    host.write(DROP_IN, BAD)
+    host.run(
+        f"chmod 640 {DROP_IN} && chown root:syntrop {DROP_IN} && touch -d '2026-01-02 03:04:05.678' {DROP_IN}"
+    )
+    before = state_of(host, DROP_IN)
+    host.run("systemctl daemon-reload; systemctl restart victim.service", check=False)
+    host.wait_property("victim.service", "ActiveState", "failed")
+
+    reverted = execute(host, "revert_dropin", "bad.conf", unit="victim.service")
+    assert not host.path(DROP_IN).exists()
+    assert reverted["result"]["exit_code"] == 0
+    assert host.property("victim.service", "NeedDaemonReload") == "no"
+    execute(host, "unit_reset_failed", unit="victim.service")
+    assert host.property("victim.service", "ActiveState") == "inactive"
+    restarted = execute(host, "unit_restart", unit="victim.service")
+    assert restarted.get("rollback_id") is None
+    assert host.property("victim.service", "ActiveState") == "active"
+
+    back = roll_back(host, reverted["rollback_id"])
+    assert state_of(host, DROP_IN) == before
+    assert host.property("victim.service", "DropInPaths") == DROP_IN
+    roll_back(host, back)
+    assert not host.path(DROP_IN).exists()
+    assert host.property("victim.service", "DropInPaths") == ""
+
+    listed = call(host, "nobody", "ListRollbacks")["parameters"]["records"]
+    assert [one["target_unit"] for one in listed] == ["victim.service"] * 3
+    assert [one["id"] for one in listed][1:] == [back, reverted["rollback_id"]]
+
+
+def test_a_restart_that_fails_says_so(host: Machine) -> None:
+    host.write("/etc/systemd/system/broken.service", "[Service]\nType=oneshot\nExecStart=/usr/bin/false\n")
+    host.run("systemctl daemon-reload")
+    reply = call(host, "helper", "ExecuteTool", name="unit_restart", args=[], target_unit="broken.service")
+    assert reply["error"] == TOOL1 + "ExecutionFailed"
+    assert "failed" in reply["parameters"]["reason"]
+
+
+@pytest.mark.parametrize(
+    "unit",
+    ["dbus.service", "systemd-journald.service", "systemd-logind.service", "systemd-udevd.service", "init.scope",
+     "polkit.service", "routerd.service", "toold.socket", "dbus-org.freedesktop.login1.service"],
+)  # fmt: skip
+@pytest.mark.parametrize("user", ["helper", None])
+def test_denied_units_are_denied_to_everybody(host: Machine, unit: str, user: str | None) -> None:
+    for name in ("unit_restart", "unit_stop"):
+        reply = call(host, user, "ExecuteTool", name=name, args=[], target_unit=unit)
+        assert reply["error"] == TOOL1 + "PermissionDenied"
+
+
+def test_an_alias_of_a_denied_unit_is_denied(host: Machine) -> None:
+    host.run("ln -s /usr/lib/systemd/system/systemd-logind.service /etc/systemd/system/innocent.service")
+    host.run("systemctl daemon-reload")
+    reply = call(host, "helper", "ExecuteTool", name="unit_stop", args=[], target_unit="innocent.service")
+    assert reply["error"] == TOOL1 + "PermissionDenied"
+    assert host.property("systemd-logind.service", "ActiveState") == "active"
+
+
+@pytest.mark.parametrize("unit", ["ssh.service", "systemd-sentry.service", "modeld.service"])
+def test_polkit_denies_them_to_toold_itself(host: Machine, unit: str) -> None:
+    manager = "org.freedesktop.systemd1 /org/freedesktop/systemd1 org.freedesktop.systemd1.Manager"
+    for method in ("RestartUnit", "StopUnit"):
+        done = host.run(f"busctl call {manager} {method} ss {unit} replace", user="syntrop-tool", check=False)
+        assert done.returncode != 0
+
+
+@pytest.mark.parametrize("name", ["unit_restart", "unit_stop", "revert_dropin", "clear_cache", "journal_slice"])
+def test_strangers_are_refused(host: Machine, name: str) -> None:
+    reply = call(host, "nobody", "ExecuteTool", name=name, args=[], target_unit="victim.service")
+    assert reply["error"] == "org.varlink.service.PermissionDenied"
+    assert host.property("victim.service", "ActiveState") == "active"
+
+
+def test_what_is_ill_typed_is_refused(host: Machine) -> None:
+    for args, unit in (
+        (["x", "y", "z"], "victim.service"),
+        ([], "victim.service; reboot"),
+        (["../../x"], "a.service"),
+    ):
+        reply = call(host, "helper", "ExecuteTool", name="revert_dropin", args=args, target_unit=unit)
+        assert reply["error"] == TOOL1 + "InvalidParameter"
+    assert call(host, "helper", "ExecuteTool", name="sh", args=["-c", "id"])["error"] == TOOL1 + "ToolNotFound"
+
+
+def test_looking_is_for_everybody(host: Machine) -> None:
+    status = execute(host, "unit_status", unit="victim.service", user="nobody")["result"]["stdout"]
+    assert "ActiveState=active" in status.splitlines()
+    verified = execute(host, "unit_verify", unit="victim.service", user="nobody")["result"]
+    assert (verified["exit_code"], verified["stderr"]) == (0, "")
+    assert "tcp" in execute(host, "net_listeners", user="nobody")["result"]["stdout"]
+    assert "overlay" in execute(host, "disk_usage", "/", user="nobody")["result"]["stdout"]
+
+
+def test_a_mistake_in_a_unit_is_found(host: Machine) -> None:
+    host.write("/etc/systemd/system/typo.service", "[Service]\nExecStart=/usr/bin/no-such-program\nTpye=x\n")
+    host.run("systemctl daemon-reload")
+    result = execute(host, "unit_verify", unit="typo.service")["result"]
+    assert "Tpye" in result["stderr"]
+    assert "no-such-program" in result["stderr"]
+
+
+def test_the_journal_is_for_operators(host: Machine) -> None:
+    host.run("systemd-run --wait --unit=speaker echo a line of the journal")
+    shown = execute(host, "journal_slice", "50", unit="speaker.service")["result"]["stdout"]
+    assert "a line of the journal" in shown
+    assert execute(host, "coredump_info")["result"]["exit_code"] in (0, 1)
+
+
+def test_stopping_is_undone_by_starting(host: Machine) -> None:
+    stopped = execute(host, "unit_stop", unit="victim.service")
+    assert host.property("victim.service", "ActiveState") == "inactive"
+    roll_back(host, stopped["rollback_id"])
+    assert host.property("victim.service", "ActiveState") == "active"
+
+
+def test_a_property_is_set_and_set_back(host: Machine) -> None:
+    before = host.property("victim.service", "CPUWeight")
+    done = execute(host, "set_unit_property", "CPUWeight", "77", unit="victim.service")
+    assert host.property("victim.service", "CPUWeight") == "77"
+    back = roll_back(host, done["rollback_id"])
+    assert host.property("victim.service", "CPUWeight") == before
+    again = roll_back(host, back)
+    assert host.property("victim.service", "CPUWeight") == "77"
+    roll_back(host, again)
+    assert host.property("victim.service", "CPUWeight") == before
+
+
+def test_a_cache_is_emptied_and_filled_again(host: Machine) -> None:
+    host.run("cd /var/cache/victim && mkdir -p a/b && echo one >a/b/one && echo two >two")
+    host.run("cd /var/cache/victim && ln -s a/b link && chmod 700 a")
+    listing = "cd /var/cache/victim && find . | sort | xargs stat -c '%n %F %a %U %s' && cat two a/b/one"
+    before = host.run(listing).stdout
+    done = execute(host, "clear_cache", unit="victim.service")
+    assert host.run("ls -A /var/cache/victim").stdout == ""
+    roll_back(host, done["rollback_id"])
+    # A folder's own size is the file system's business.
+    assert host.run(listing).stdout == before
+
+
+def test_a_file_is_restored(host: Machine) -> None:
+    host.write("/etc/victim.conf", "bad\n")
+    host.write("/etc/victim.conf.dpkg-old", "good\n")
+    host.run("chmod 640 /etc/victim.conf && chown root:syntrop /etc/victim.conf")
+    done = execute(host, "restore_file", "/etc/victim.conf", "victim.conf.dpkg-old")
+    assert host.path("/etc/victim.conf").read_text() == "good\n"
+    assert host.run("stat -c '%a %G' /etc/victim.conf").stdout == "640 syntrop\n"
+    roll_back(host, done["rollback_id"])
+    assert host.path("/etc/victim.conf").read_text() == "bad\n"
+
+
+@pytest.mark.parametrize("path", ["/etc/shadow", "/etc/sudoers", "/usr/bin/env", "/etc/ssh/sshd_config"])
+def test_files_that_decide_who_gets_in_stay(host: Machine, path: str) -> None:
+    reply = call(host, "helper", "ExecuteTool", name="restore_file", args=[path])
+    assert reply["error"] == TOOL1 + "PermissionDenied"
+
+
+CUT_SHORT = """
+import glob, os, sys
+sys.path[:0] = glob.glob("/usr/lib/syntrop/lib/python3.*/site-packages")
+from syntrop.toold import image, undo
+root, path = sys.argv[1:]
+record = undo.Record(tool="revert_dropin", summary="cut short", reload=True, target_unit="victim.service", steps=[
+    undo.Step(path, image.capture(path), image.Image())])
+undo.prepare(root, record)
+undo.carry_out(record)
+os.system(f"chown -R syntrop-tool: {root}/rollbacks")
+"""
+
+
+def test_what_a_crash_cuts_short_is_rolled_back_at_the_next_start(host: Machine) -> None:
+    host.write(DROP_IN, "[Service]\nEnvironment=A=b\n")
+    before = state_of(host, DROP_IN)
+    host.run("systemctl stop toold.service")
+    host.run_python(CUT_SHORT, STATE, DROP_IN)
+    assert not host.path(DROP_IN).exists()
+    call(host, "nobody", "ListTools")  # whoever wakes it
+    host.wait_property("victim.service", "DropInPaths", DROP_IN)
+    assert state_of(host, DROP_IN) == before
+    assert host.run(f"ls {STATE}/rollbacks | grep open", check=False).stdout == ""
+    found = host.run("journalctl -o cat MESSAGE_ID=0c52b0aa11ae40828bf448ebcc3d4662").stdout
+    assert "cut short" in found
+    execute(host, "revert_dropin", unit="victim.service")
+
+
+CHECK_CHAIN = """
+import glob, sys
+sys.path[:0] = glob.glob("/usr/lib/syntrop/lib/python3.*/site-packages")
+from syntrop.toold import audit
+for entry in audit.read(sys.argv[1]):
+    print(entry["event"], entry["hash"], entry.get("uid"))
+"""
+
+
+def test_the_audit_log_holds_and_the_journal_has_its_hashes(host: Machine) -> None:
+    execute(host, "daemon_reload")
+    entries = host.run_python(CHECK_CHAIN, STATE).splitlines()
+    assert {line.split()[0] for line in entries} >= {"begin", "change", "look", "refusal", "rollback", "recovery"}
+    hashes = host.run("journalctl -o json --output-fields=AUDIT_HASH SYSLOG_IDENTIFIER=toold").stdout
+    last = next(line for line in reversed(entries) if line.startswith("change "))
+    assert last.split()[1] in hashes
+    explained = host.run("journalctl -x -n 200 SYSLOG_IDENTIFIER=toold").stdout
+    assert "syntropctl rollback" in explained
+
+
+def test_commands_run_in_control_groups_of_their_own(host: Machine) -> None:
+    execute(host, "net_listeners")
+    group = "/sys/fs/cgroup/syntrop.slice/toold.service"
+    assert "tools" in host.run(f"ls {group}").stdout
+    assert host.run(f"cat {group}/tools/cgroup.procs").stdout == ""
+    assert host.run(f"cat {group}/daemon/cgroup.procs").stdout.strip() == host.property("toold.service", "MainPID")
+    assert "no control group" not in host.journal("toold.service")
+
+
+BOMB = """
+import glob, sys
+sys.path[:0] = glob.glob("/usr/lib/syntrop/lib/python3.*/site-packages")
+from syntrop.toold import confinement, runner
+bomb = '''
+import os, select
+for count in range(400):
+    try:
+        if os.fork() == 0:
+            os.close(1), os.close(2)
+            select.select([], [], [], 60)
+    except OSError:
+        break
+print(count)
+'''
+for layers in (confinement.ALL_LAYERS, confinement.ALL_LAYERS & ~confinement.LIMITS):
+    command = runner.Command([sys.argv[1], "-I", "-S", "-c", bomb], timeout=30, processes=True, reads=("/usr",))
+    outcome = runner.run(command, layers=layers)
+    print(outcome.stdout.decode().strip() or outcome.stderr.decode())
+"""
+
+
+def test_a_fork_bomb_is_held_by_the_limit(host: Machine) -> None:
+    """Of a tool that may fork at all; root is not counted, so this is done as the account that toold runs as."""
+    told = host.run_python(BOMB, "/usr/bin/python3.13", python="/usr/lib/syntrop/bin/python3", user="syntrop-tool")
+    held, free = map(int, told.split())
+    assert held < 128
+    assert free == 399
+    assert host.run("pgrep -u syntrop-tool -f select.select", check=False).stdout == "", "all of it is gone"
+
+
+ORPHAN = """
+import glob, os, select, signal, sys
+sys.path[:0] = glob.glob("/usr/lib/syntrop/lib/python3.*/site-packages")
+from syntrop.common import cgroup
+from syntrop.toold import confinement, runner
+orphan = '''
+import os, select
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        os.close(1), os.close(2)
+        select.select([], [], [], 60)
+    os._exit(0)
+'''
+own = cgroup.of_pid(0)
+argv = ["/usr/bin/python3.13", "-I", "-S", "-c", orphan]
+command = runner.Command(argv, timeout=30, processes=True, reads=("/usr",))
+without_filter = confinement.ALL_LAYERS & ~confinement.SECCOMP  # which has no setsid(2)
+for groups in (own.folder, None):
+    runner.run(command, layers=without_filter, groups=groups)
+    left = [pid for name in ("", *(entry.name for entry in os.scandir(own.folder) if entry.is_dir()))
+            for pid in map(int, open(os.path.join(own.folder, name, "cgroup.procs"))) if pid != os.getpid()]
+    print(len(left))
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
+"""
+
+
+def test_a_control_group_finds_what_has_left_its_session(host: Machine) -> None:
+    """Without the filter a command can leave its session: the group gets it all the same."""
+    run = "systemd-run --quiet --wait --pipe --property=Delegate=yes /usr/lib/syntrop/bin/python3 -I -"
+    assert host.run(run, input=ORPHAN).stdout.split() == ["0", "1"]
+
+
+def test_syntropctl(host: Machine) -> None:
+    host.write(DROP_IN, BAD)
+    host.run("systemctl daemon-reload")
+    shown = host.run(["syntropctl", "run", "revert_dropin", "--unit", "victim.service", "bad.conf"], user="helper")
+    rollback_id = next(word for word in shown.stdout.split() if word.startswith("rb-"))
+    assert rollback_id in host.run(["syntropctl", "history"], user="helper").stdout
+    host.run(["syntropctl", "rollback", rollback_id], user="helper")
+    assert host.path(DROP_IN).read_text() == BAD
+    refused = host.run(["syntropctl", "run", "unit_stop", "--unit", "dbus.service"], user="helper", check=False)
+    assert refused.returncode == 1
+    assert "never changed" in refused.stderr
+    execute(host, "revert_dropin", "bad.conf", unit="victim.service")
+
+
+def test_too_many_changes_are_refused(host: Machine) -> None:
+    host.write("/etc/syntrop/toold.toml", "[rates]\nchanges_per_minute = 1000\nchanges_per_unit_per_minute = 3\n")
+    host.write("/etc/systemd/system/other.service", "[Service]\nExecStart=/usr/bin/sleep infinity\n")
+    host.run("systemctl daemon-reload; systemctl restart toold.service")
+    for _ in range(3):
+        execute(host, "unit_reset_failed", unit="other.service")
+    # Leaving and coming back does not make it forget.
+    host.run("systemctl restart toold.service")
+    reply = call(host, "helper", "ExecuteTool", name="unit_reset_failed", args=[], target_unit="other.service")
+    assert reply["error"] == TOOL1 + "PermissionDenied"
+    assert "try again" in reply["parameters"]["reason"]

@@ -1,0 +1,334 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Folders, quota, verification and downloads in a store on a real file system."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import struct
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from syntrop.common import memfd
+from syntrop.modeld import fsck, incoming, naming, sealed
+from syntrop.modeld.catalogue import Entry
+from syntrop.modeld.faults import InUse, NoSuchModel, OutOfSpace, Stopped, Unsuitable
+from syntrop.modeld.incoming import Incoming
+from syntrop.modeld.store import Store
+
+Make = Callable[..., bytes]
+FREE = 1_000_000
+
+
+def yes() -> bool:
+    return True
+
+
+@contextmanager
+def opened(folder: Path, files: dict[str, bytes]) -> Iterator[dict[str, int]]:
+    handles = {}
+    for index, (path, data) in enumerate(files.items()):
+        (folder / f"file-{index}").write_bytes(data)
+        handles[path] = os.open(folder / f"file-{index}", os.O_RDONLY)
+    try:
+        yield handles
+    finally:
+        for handle in handles.values():
+            os.close(handle)
+
+
+def add(store: Store, folder: Path, data: bytes, name: str) -> Entry:
+    with opened(folder, {"": data}) as handles:
+        return store.register(handles[""], name, "latest", None, yes)
+
+
+def add_folder(store: Store, folder: Path, files: dict[str, bytes], name: str = "f") -> Entry:
+    with opened(folder, files) as handles:
+        return store.register_folder(handles, name, "latest", None, yes)
+
+
+def tensors(name: str) -> bytes:
+    header = json.dumps({name: {"dtype": "U8", "shape": [8], "data_offsets": [0, 8]}}).encode()
+    return struct.pack("<Q", len(header)) + header + bytes(8)
+
+
+def whole(name: str = "w") -> dict[str, bytes]:
+    return {"model.safetensors": tensors(name), "config.json": b'{"model_type": "llama"}', "tokenizer.json": b"{}"}
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(str(tmp_path / "store"))
+
+
+def files(root: str) -> list[str]:
+    return sorted(os.listdir(os.path.join(root, "blobs/sha256")))
+
+
+def test_a_folder_is_one_model(store: Store, tmp_path: Path) -> None:
+    entry = add_folder(store, tmp_path, {**whole(), "run.py": b"x", "weights.bin": b"x"})
+    size = sum(map(len, whole().values()))
+    assert (entry.id, entry.format, entry.size) == ("f:latest", "safetensors", size)
+    assert [one.id for one in store.entries()] == ["f:latest"]
+    assert store.stats() == (size, 1, 0)
+    assert store.metadata(entry.digest)["architecture"] == "llama"
+    for identifier in ("f", f"sha256:{entry.digest}"):
+        assert store.find(naming.parse(identifier)).digest == entry.digest
+    handle, length, digest = store.open(naming.parse("f"), "config.json")
+    assert os.pread(handle, 100, 0) == whole()["config.json"]
+    assert (length, digest) == (len(whole()["config.json"]), hashlib.sha256(whole()["config.json"]).hexdigest())
+    os.close(handle)
+    handle, _, digest = store.open(naming.parse("f"))
+    assert digest == entry.digest == hashlib.sha256(os.pread(handle, 10000, 0)).hexdigest()
+    os.close(handle)
+    for missing in ("run.py", "../lock", ""):
+        with pytest.raises(NoSuchModel):
+            store.open(naming.parse("f"), missing)
+    # A file that is only part of it is no model.
+    with pytest.raises(NoSuchModel):
+        store.find(naming.parse("sha256:" + files(store.root)[0]))
+    again = Store(store.root)
+    assert add_folder(again, tmp_path, whole(), "g").digest == entry.digest
+    assert [one.id for one in again.entries()] == ["f:latest", "g:latest"]
+
+
+def test_a_folder_that_is_not_whole_leaves_nothing(store: Store, tmp_path: Path) -> None:
+    for broken in (
+        {"config.json": b"{}"},
+        {**whole(), "config.json": b"["},
+        {**whole(), "model.safetensors": b"x"},
+    ):
+        with pytest.raises(Unsuitable):
+            add_folder(store, tmp_path, broken)
+    assert store.entries() == []
+    assert not os.path.isdir(store.blobs) or files(store.root) == []
+
+
+def test_files_that_models_share_stay_for_as_long_as_one_needs_them(store: Store, tmp_path: Path) -> None:
+    first, second = whole("a"), whole("b")
+    add_folder(store, tmp_path, first, "a")
+    add_folder(store, tmp_path, second, "b")
+    alone = add(store, tmp_path, first["model.safetensors"], "alone")
+    assert len(files(store.root)) == 4
+    store.pin(naming.parse("alone"))
+    reclaimed, gone = store.prune(store.stats()[0] - 1)
+    assert alone.digest not in gone
+    # The first went, but gave back nothing that another needs; so the second went too.
+    assert [entry.id for entry in store.entries()] == ["alone:latest"]
+    assert files(store.root) == [alone.digest]
+    assert reclaimed == sum(map(len, second.values()))
+    assert store.open(naming.parse("alone"))[1] == alone.size
+
+
+def test_one_open_file_keeps_its_folder(store: Store, tmp_path: Path) -> None:
+    add_folder(store, tmp_path, whole())
+    handle = store.open(naming.parse("f"), "tokenizer.json")[0]
+    assert store.prune(0) == (0, [])
+    os.close(handle)
+    assert store.prune(0)[0] == sum(map(len, whole().values()))
+    assert files(store.root) == []
+
+
+def test_a_quota_makes_room_by_last_use(tmp_path: Path, gguf_file: Make) -> None:
+    sizes = {name: len(gguf_file(name, 1000)) for name in "abcd"}
+    store = Store(str(tmp_path / "store"), quota=3 * max(sizes.values()))
+    for name in "abc":
+        add(store, tmp_path, gguf_file(name, 1000), name)
+    os.close(store.open(naming.parse("a"))[0])
+    add(store, tmp_path, gguf_file("d", 1000), "d")
+    assert [entry.name for entry in store.entries()] == ["a", "c", "d"]
+    store.pin(naming.parse("c"))
+    held = store.open(naming.parse("d"))[0]
+    with pytest.raises(OutOfSpace) as caught:
+        add(store, tmp_path, gguf_file("e", 2500), "e")
+    refusal = caught.value
+    assert (refusal.requested, refusal.removable) == (len(gguf_file("e", 2500)), sizes["a"])
+    assert (refusal.pinned, refusal.in_use) == (sizes["c"], sizes["d"])
+    assert [entry.name for entry in store.entries()] == ["a", "c", "d"]
+    os.close(held)
+    with pytest.raises(OutOfSpace):
+        add(Store(str(tmp_path / "other"), quota=100), tmp_path, gguf_file("e", 2500), "e")
+
+
+def test_a_floor_of_free_space(tmp_path: Path, gguf_file: Make) -> None:
+    store = Store(str(tmp_path / "store"), floor=FREE, free=lambda _: FREE + 3000)
+    add(store, tmp_path, gguf_file("a", 1000), "a")
+    with pytest.raises(OutOfSpace):
+        add(store, tmp_path, gguf_file("b", 5000), "b")
+    tight = Store(store.root, floor=FREE, free=lambda _: FREE + 100)
+    add(tight, tmp_path, gguf_file("b", 200), "b")
+    assert [entry.name for entry in tight.entries()] == ["b"]
+
+
+def test_two_stores_of_one_folder_see_each_other(store: Store, tmp_path: Path, gguf_file: Make) -> None:
+    other = Store(store.root)
+    for number in range(20):
+        add(store, tmp_path, gguf_file(str(number)), f"m{number}")
+        assert len(other.entries()) == number + 1
+        store.pin(naming.parse(f"m{number}"))
+        assert all(entry.pinned for entry in other.entries())
+    assert other.entries() is other.entries()
+
+
+def check(store: Store, workers: int = 2) -> fsck.Report:
+    return fsck.check(store, yes, lambda _report: None, workers)
+
+
+def test_damage_is_found_and_put_aside(store: Store, tmp_path: Path, gguf_file: Make) -> None:
+    good, bad = (add(store, tmp_path, gguf_file(name, 5000), name) for name in ("good", "bad"))
+    folder = add_folder(store, tmp_path, whole())
+    total = store.stats()[0]
+    report = check(store)
+    assert (report.models, report.files, report.leftovers) == ([], [], [])
+    assert report.total == total
+    assert report.checked > total  # the manifest too
+    shard = hashlib.sha256(whole()["model.safetensors"]).hexdigest()
+    for digest in (bad.digest, shard):
+        path = Path(store.blobs, digest)
+        data = bytearray(path.read_bytes())
+        data[-1] ^= 1
+        path.chmod(0o600)
+        path.write_bytes(data)
+    report = check(store)
+    assert set(report.models) == {bad.digest, folder.digest}
+    assert set(report.files) == {bad.digest, shard}
+    assert [entry.digest for entry in store.entries()] == [good.digest]
+    assert not Path(store.tags, "bad").exists()
+    assert {name[:64] for name in os.listdir(store.quarantine)} == {bad.digest, shard, folder.digest}
+    # What is left of the folder is nobody's, and goes.
+    assert files(store.root) == [good.digest]
+    # Given again, it is whole again.
+    assert add_folder(store, tmp_path, whole()).digest == folder.digest
+    assert check(store).models == []
+
+
+def test_a_damaged_manifest_and_a_missing_file(store: Store, tmp_path: Path) -> None:
+    first, second = add_folder(store, tmp_path, whole("a"), "a"), add_folder(store, tmp_path, whole("b"), "b")
+    manifest = Path(store.manifests, first.digest)
+    manifest.chmod(0o600)
+    manifest.write_bytes(manifest.read_bytes()[:-3])
+    Path(store.blobs, hashlib.sha256(whole("b")["model.safetensors"]).hexdigest()).unlink()
+    again = Store(store.root)
+    assert again.entries() == []
+    assert first.digest in check(again).models
+    assert os.listdir(again.tags) == []
+    assert second.digest not in {entry.digest for entry in again.entries()}
+
+
+def test_what_a_crash_left_is_cleared_away(store: Store, tmp_path: Path, gguf_file: Make) -> None:
+    entry = add(store, tmp_path, gguf_file(), "m")
+    Path(store.blobs, ".incoming-0123").write_bytes(b"half")
+    Path(store.blobs, hashlib.sha256(b"never told of").hexdigest()).write_bytes(b"never told of")
+    Path(store.notes, "1" * 64 + ".json").write_text("{}")
+    Path(store.uses, "1" * 64).touch()
+    Path(store.tags, "m", ".1-ab").symlink_to("x")
+    Path(store.tags, "m", "gone").symlink_to("../../blobs/sha256/" + "1" * 64)
+    again = Store(store.root)
+    assert [one.id for one in again.entries()] == ["m:latest"]
+    report = check(again)
+    assert len(report.leftovers) == 6
+    assert files(store.root) == [entry.digest]
+    assert os.listdir(Path(store.tags, "m")) == ["latest"]
+    assert check(again).leftovers == []
+
+
+def test_a_check_can_be_stopped(store: Store, tmp_path: Path, gguf_file: Make) -> None:
+    add(store, tmp_path, gguf_file(), "m")
+    assert fsck.check(store, lambda: False, lambda _report: None).checked == 0
+    assert fsck.check(Store(str(tmp_path / "nothing")), yes, lambda _report: None).total == 0
+
+
+def test_a_download_goes_on_where_it_was(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(incoming, "CHECKPOINT", 1000)
+    store.prepare()
+    one = Incoming(store.incoming, "source")
+    assert one.resume(yes) == 0
+    with pytest.raises(InUse):
+        Incoming(store.incoming, "source")
+    one.validator = '"v"'
+    for _ in range(5):
+        one.append(b"x" * 300)
+    # As a kill leaves it: only what was made safe is used again.
+    os.close(one.handle)
+    two = Incoming(store.incoming, "source")
+    assert two.resume(yes) == 1200
+    assert (two.validator, two.digest()) == ('"v"', hashlib.sha256(b"x" * 1200).hexdigest())
+    two.append(b"y")
+    two.close()
+    three = Incoming(store.incoming, "source")
+    with pytest.raises(Stopped):
+        three.resume(lambda: False)
+    three.close()
+    three = Incoming(store.incoming, "source")
+    assert three.resume(yes) == 1201
+    three.restart()
+    three.append(b"z")
+    os.close(three.handle)
+    # The first bytes were of something else: nothing that was said of them holds for these.
+    four = Incoming(store.incoming, "source")
+    assert four.resume(yes) == 0
+    four.discard()
+    assert os.listdir(store.incoming) == []
+
+
+def test_a_download_that_was_stored_is_never_written_again(store: Store, gguf_file: Make) -> None:
+    store.prepare()
+    data = gguf_file()
+    one = Incoming(store.incoming, "source")
+    one.resume(yes)
+    one.append(data)
+    one.checkpoint()
+    blob = Path(store.blobs, one.digest())
+    os.link(one.path, blob)
+    os.close(one.handle)  # killed before it was discarded
+    two = Incoming(store.incoming, "source")
+    two.resume(yes)
+    two.append(b"other")
+    two.close()
+    assert blob.read_bytes() == data
+
+
+def test_old_downloads_are_swept_away(store: Store) -> None:
+    store.prepare()
+    one = Incoming(store.incoming, "old")
+    one.resume(yes)
+    one.append(b"x" * 10)
+    one.close()
+    now = os.stat(one.path).st_mtime
+    assert incoming.sweep(store.incoming, now + 10) == 0
+    held = Incoming(store.incoming, "held")
+    assert incoming.sweep(store.incoming, now + 2 * incoming.STALE_SEC) > 10
+    assert os.listdir(store.incoming) == [os.path.basename(held.path)]
+    held.close()
+
+
+def test_parts_in_sealed_memory(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(bytes(range(256)) * 4)
+    cache = sealed.Cache(1000)
+
+    def part(offset: int, length: int) -> int:
+        return sealed.cut(os.open(tmp_path / "file", os.O_RDONLY), offset, length)
+
+    before = len(os.listdir("/proc/self/fd"))
+    handle = part(10, 600)
+    assert memfd.verify(handle, 600) == 600
+    assert os.pread(handle, 3, 0) == bytes([10, 11, 12])
+    cache.put(("d", 10, 600), handle)
+    os.close(handle)
+    shared = cache.get(("d", 10, 600))
+    assert shared is not None
+    other = part(0, 500)
+    cache.put(("d", 0, 500), other)  # the older one makes room
+    assert cache.get(("d", 10, 600)) is None
+    assert os.pread(shared, 1, 0) == bytes([10])
+    for one in (shared, other):
+        os.close(one)
+    cache.put(("d", 0, 2000), shared)  # too large to keep
+    cache.clear()
+    with pytest.raises(Unsuitable):
+        part(1000, 500)
+    assert len(os.listdir("/proc/self/fd")) == before

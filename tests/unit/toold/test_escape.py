@@ -1,0 +1,379 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every way out of the sandbox that we know of is held, and by the layer that is there for it.
+
+`escape.c` tries one way at a time. Each test runs it in the whole sandbox, where it has to be held, and then with
+the layers that hold it taken away, where it has to get out: a layer that does nothing turns its test red.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from syntrop.toold import confinement, runner
+from syntrop.toold.confinement import ALL_LAYERS, CAPS, FDS, LANDLOCK, LIMITS, NNP, SECCOMP
+
+OUT, HELD = 0, 7
+
+
+@pytest.fixture(scope="session")
+def escape() -> Iterator[str]:
+    """The compiled program, where the sandbox's own /tmp does not hide it."""
+    folder = tempfile.mkdtemp(prefix="toold-escape-", dir="/var/tmp")
+    program = os.path.join(folder, "escape")
+    try:
+        subprocess.run(["cc", "-O1", "-w", "-o", program, str(Path(__file__).with_name("escape.c"))], check=True)
+        yield program
+    finally:
+        shutil.rmtree(folder)
+
+
+@pytest.fixture
+def outside() -> Iterator[Path]:
+    """A folder that the sandbox's own /tmp does not hide."""
+    folder = Path(f"/var/tmp/toold-test-{os.getpid()}")
+    folder.mkdir()
+    yield folder
+    for path in folder.iterdir():
+        path.unlink()
+    folder.rmdir()
+
+
+def attempt(
+    escape: str,
+    *arguments: str,
+    layers: int = ALL_LAYERS,
+    namespaces: bool = True,
+    scratch: bool = False,
+    timeout: float = 30.0,
+) -> runner.Outcome:
+    command = runner.Command([escape, *arguments], timeout=timeout, scratch=scratch, reads=("/proc/self",))
+    return runner.run(command, layers=layers, namespaces=namespaces)
+
+
+def held_by(escape: str, missing: int, *arguments: str, scratch: bool = False) -> None:
+    """Held with every layer, with and without namespaces; out without these layers."""
+    for namespaces in (True,) if scratch else (True, False):
+        whole = attempt(escape, *arguments, scratch=scratch, namespaces=namespaces)
+        assert whole.exit_code == HELD, whole.stderr
+    less = attempt(escape, *arguments, scratch=scratch, namespaces=scratch, layers=ALL_LAYERS & ~missing)
+    assert less.exit_code == OUT, less.stderr
+
+
+def test_a_program_runs_at_all(escape: str) -> None:
+    outcome = attempt(escape, "nothing")
+    assert (outcome.exit_code, outcome.stdout, outcome.stderr) == (0, b"", b"")
+
+
+def test_writing_outside(escape: str, outside: Path) -> None:
+    (outside / "file").write_text("kept")
+    whole = attempt(escape, "write", str(outside / "file"))
+    assert whole.exit_code == HELD
+    assert (outside / "file").read_text() == "kept"
+    # With a folder of its own, since no file may have a byte otherwise (see test_the_size_of_files).
+    held_by(escape, LANDLOCK, "write", str(outside / "new"), scratch=True)
+
+
+def test_truncating_what_may_be_read(escape: str, outside: Path) -> None:
+    target = outside / "file"
+    target.write_text("kept")
+    command = runner.Command([escape, "truncate", str(target)], timeout=30, reads=(str(target),))
+    assert runner.run(command).exit_code == HELD
+    # The filter alone holds it too, which is what kernels with Landlock 2 need.
+    assert runner.run(command, layers=ALL_LAYERS & ~LANDLOCK).exit_code == HELD
+    assert target.read_text() == "kept"
+    assert runner.run(command, layers=ALL_LAYERS & ~LANDLOCK & ~SECCOMP).exit_code == OUT
+
+
+def test_truncating_by_path(escape: str, outside: Path) -> None:
+    (outside / "file").write_text("kept")
+    held_by(escape, LANDLOCK | SECCOMP, "truncate-path", str(outside / "file"))
+
+
+def test_reading_secrets(escape: str, outside: Path) -> None:
+    secret = outside / "secret"
+    secret.write_text("secret")
+    held_by(escape, LANDLOCK, "read", str(secret))
+    assert attempt(escape, "read", "/etc/shadow").exit_code == HELD
+    assert attempt(escape, "relax", str(secret)).exit_code == HELD
+
+
+def test_reading_what_a_tool_declares(escape: str, outside: Path) -> None:
+    (outside / "open").write_text("open")
+    command = runner.Command([escape, "read", str(outside / "open")], timeout=30, reads=(str(outside),))
+    assert runner.run(command).exit_code == OUT
+
+
+def test_a_link_to_outside(escape: str, outside: Path) -> None:
+    held_by(escape, LANDLOCK, "symlink", str(outside / "new"), scratch=True)
+
+
+def test_a_link_that_comes_and_goes(escape: str, outside: Path) -> None:
+    held_by(escape, LANDLOCK, "swap", str(outside / "new"), scratch=True)
+
+
+def test_moving_a_file_outside(escape: str, outside: Path) -> None:
+    assert attempt(escape, "rename", str(outside / "moved"), scratch=True).exit_code == HELD
+    assert not (outside / "moved").exists()
+
+
+def test_forking(escape: str) -> None:
+    held_by(escape, SECCOMP, "fork")
+
+
+@pytest.mark.parametrize("way", ["ptrace", "kill", "mem", "environ"])
+def test_other_processes(escape: str, way: str) -> None:
+    # Three layers hold each of these on their own: the filter or Landlock, and having fewer capabilities.
+    with subprocess.Popen(["sleep", "60"]) as victim:
+        try:
+            held_by(escape, SECCOMP | LANDLOCK | CAPS, way, str(victim.pid))
+            assert attempt(escape, way, str(victim.pid), layers=ALL_LAYERS & ~SECCOMP).exit_code == HELD
+        finally:
+            victim.kill()
+
+
+def test_the_root_of_another_process(escape: str, outside: Path) -> None:
+    (outside / "secret").write_text("secret")
+    path = str(outside / "secret")
+    assert attempt(escape, "root", str(os.getpid()), path).exit_code == HELD
+    assert attempt(escape, "root", "self", path).exit_code == HELD
+    plain = subprocess.run([escape, "root", str(os.getpid()), path], capture_output=True, check=False)
+    assert plain.returncode == OUT
+
+
+def test_unix_sockets(escape: str, outside: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(outside / "socket"))
+        listener.listen()
+        held_by(escape, SECCOMP, "unix", str(outside / "socket"))
+
+
+def test_abstract_sockets(escape: str) -> None:
+    name = f"toold-test-{os.getpid()}"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind("\0" + name)
+        listener.listen()
+        whole = attempt(escape, "abstract", name)
+        assert whole.exit_code == HELD
+        plain = subprocess.run([escape, "abstract", name], capture_output=True, check=False)
+        assert plain.returncode == OUT
+
+
+@pytest.mark.parametrize("way", ["inet", "memfd-exec", "writable-code", "raise-limits", "handle"])
+def test_system_calls(escape: str, way: str) -> None:
+    whole = attempt(escape, way)
+    assert whole.exit_code == HELD, whole.stderr
+    less = ALL_LAYERS & ~SECCOMP & ~LIMITS if way == "raise-limits" else ALL_LAYERS & ~SECCOMP
+    if way == "raise-limits":
+        less &= ~CAPS  # to raise a limit takes a capability, if there is one to raise
+    assert attempt(escape, way, layers=less).exit_code == OUT
+
+
+def test_packet_sockets_and_terminals(escape: str) -> None:
+    assert attempt(escape, "packet").exit_code == HELD
+    assert attempt(escape, "terminal").exit_code == HELD
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("way", ["mount", "unshare"])
+def test_mounts_and_namespaces(escape: str, way: str) -> None:
+    for namespaces in (True, False):
+        assert attempt(escape, way, namespaces=namespaces).exit_code == HELD
+    assert attempt(escape, way, layers=ALL_LAYERS & ~SECCOMP).exit_code == HELD  # it has no rights to use there
+    plain = subprocess.run(["unshare", "--mount", escape, way], capture_output=True, check=False)
+    assert plain.returncode == OUT
+
+
+def test_descriptors(escape: str, outside: Path) -> None:
+    (outside / "secret").write_text("secret")
+    handle = os.open(outside / "secret", os.O_RDONLY)
+    os.set_inheritable(handle, True)
+    try:
+        held_by(escape, FDS, "fd")
+    finally:
+        os.close(handle)
+
+
+def test_the_environment(escape: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SECRET_OF_THE_PARENT", "secret")
+    assert attempt(escape, "environment").exit_code == HELD
+    assert subprocess.run([escape, "environment"], capture_output=True, check=False).returncode == OUT
+
+
+def test_there_is_no_shell(escape: str) -> None:
+    held_by(escape, LANDLOCK, "exec")
+
+
+@pytest.mark.root
+def test_capabilities(escape: str) -> None:
+    held_by(escape, CAPS, "capabilities")
+
+
+def test_no_new_privileges(escape: str) -> None:
+    # Landlock and the filter cannot be had without it (that is tested below), so all three are left out.
+    held_by(escape, NNP | LANDLOCK | SECCOMP, "privileges")
+
+
+def test_address_space(escape: str) -> None:
+    held_by(escape, LIMITS, "memory")
+
+
+def test_the_size_of_files(escape: str) -> None:
+    held_by(escape, LIMITS, "large-file", scratch=True)
+
+
+def test_time(escape: str) -> None:
+    outcome = attempt(escape, "sleep", timeout=0.2)
+    assert outcome.timed_out
+    assert outcome.exit_code == 128 + 9
+
+
+def test_processor_time(escape: str) -> None:
+    # One second of it, which RLIMIT_CPU counts; far less than the time that it may take.
+    command = runner.Command([escape, "spin"], timeout=1.0)
+    outcome = runner.run(command)
+    assert outcome.exit_code == 128 + 9
+
+
+def test_output(escape: str) -> None:
+    outcome = attempt(escape, "shout")
+    assert outcome.truncated
+    assert len(outcome.stdout) == runner.OUTPUT_MAX
+
+
+def test_nothing_outlives_a_command(escape: str) -> None:
+    """It closes its streams, leaves a grandchild, and tries to take it into a session of its own."""
+    command = runner.Command([escape, "orphan"], timeout=30, processes=True)
+    outcome = runner.run(command)
+    assert outcome.stdout == b"started\n"
+    assert _eventually_none(escape)
+    # With the filter off, setsid(2) works, and a control group is what is left to find it by.
+    runner.run(command, layers=ALL_LAYERS & ~SECCOMP)
+    left = _running(escape)
+    assert left
+    for pid in left:
+        os.kill(pid, 9)
+
+
+def _running(escape: str) -> list[int]:
+    found = []
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            if Path("/proc", name, "cmdline").read_bytes().split(b"\0")[0] == escape.encode():
+                found.append(int(name))
+        except OSError:
+            continue
+    return found
+
+
+def _eventually_none(escape: str) -> bool:
+    deadline = time.monotonic() + 30
+    while _running(escape):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+def test_it_dies_with_the_thread_that_made_it(escape: str) -> None:
+    import threading
+
+    pids = []
+    read, write = os.pipe()
+
+    def start() -> None:
+        pid, _ = confinement.start(
+            [escape, "sleep"],
+            environment={},
+            rules=(),
+            limits=confinement.Limits(cpu=10),
+            out=write,
+            err=write,
+        )
+        pids.append(pid)
+
+    thread = threading.Thread(target=start)
+    thread.start()
+    thread.join()
+    assert os.waitstatus_to_exitcode(os.waitpid(pids[0], 0)[1]) == -9
+    os.close(read)
+    os.close(write)
+
+
+@pytest.mark.parametrize("missing", [NNP])
+def test_a_layer_that_cannot_be_had_stops_everything(escape: str, missing: int) -> None:
+    """Without no-new-privileges and without capabilities the kernel refuses Landlock: nothing may run then."""
+    with pytest.raises(confinement.SandboxError, match="Landlock"):
+        attempt(escape, "nothing", layers=ALL_LAYERS & ~missing)
+
+
+def test_an_old_kernel_runs_nothing() -> None:
+    for abi in (0, 1):
+        with pytest.raises(confinement.SandboxError, match="Landlock 2"):
+            confinement.handled(abi)
+    assert confinement.handled(2) == ((1 << 14) - 1, 0, 0)
+
+
+def test_a_missing_program_runs_nothing() -> None:
+    with pytest.raises(confinement.SandboxError, match="not installed"):
+        runner.run(runner.Command(["no-such-program"], timeout=5))
+
+
+def test_a_script_is_no_program(tmp_path: Path) -> None:
+    script = tmp_path / "script"
+    script.write_text("#!/bin/sh\nexit 0\n")
+    script.chmod(0o755)
+    with pytest.raises(confinement.SandboxError, match="ELF"):
+        runner.run(runner.Command([str(script)], timeout=5))
+
+
+def test_a_thread_is_confined(outside: Path, tmp_path: Path) -> None:
+    import threading
+
+    told: list[str] = []
+
+    def work() -> None:
+        confinement.confine_thread([confinement.Rule(str(outside), confinement.CHANGE)])
+        (outside / "inside").write_text("written")
+        try:
+            (tmp_path / "outside").write_text("written")
+        except PermissionError:
+            told.append("held")
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert told == ["held"]
+    (tmp_path / "outside").write_text("the others are as free as before")
+
+
+@pytest.mark.root
+def test_a_mount_that_comes_in_between(outside: Path) -> None:
+    """Whoever mounts over a folder that is held open changes nothing for those who hold it."""
+    program = """
+import os, subprocess, sys
+sys.path.insert(0, sys.argv[2])
+from syntrop.toold import image
+folder = sys.argv[1]
+open(folder + "/file", "w").write("old")
+before = image.capture(folder + "/file")
+with image.Place(folder + "/file") as place:
+    subprocess.run(["mount", "-t", "tmpfs", "none", folder], check=True)
+    image._restore_file(image.of_content(b"new", before), place, ".tmp")
+    assert not os.path.exists(folder + "/file"), "written to what was mounted over it"
+    subprocess.run(["umount", folder], check=True)
+assert open(folder + "/file").read() == "new"
+"""
+    source = str(Path(confinement.__file__).parents[2])
+    command = ["unshare", "--mount", sys.executable, "-c", program, str(outside), source]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
