@@ -257,5 +257,7 @@ class Machine:
             time.sleep(0.02)
 
     def journal(self, unit: str | None = None) -> str:
+        """The journal of this boot, with all that was sent to it before this call."""
+        self.run(["journalctl", "--sync"])
         only = [] if unit is None else ["-u", unit]
         return self.run(["journalctl", "-b", "--no-pager", "-o", "short-monotonic", *only], check=False).stdout

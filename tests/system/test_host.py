@@ -17,6 +17,7 @@ PYTHON = "/usr/lib/syntrop/bin/python"
 
 
 def entries(machine: Machine, *matches: str) -> list[dict[str, str]]:
+    machine.run(["journalctl", "--sync"])
     told = machine.run(["journalctl", "-b", "-o", "json", "--no-pager", *matches]).stdout
     return [json.loads(line) for line in told.splitlines()]
 
@@ -46,7 +47,7 @@ def test_messages_reach_the_journal_with_their_fields(configured: Machine) -> No
 def test_a_wrong_setting_is_a_clear_failure(configured: Machine) -> None:
     configured.write(DROP_IN, "[daemon]\nconnections_max = 'many'\n")
     configured.run(["systemctl", "start", "contextd.service"], check=False)
-    assert configured.property("contextd.service", "ExecMainStatus") == "78"
+    configured.wait_property("contextd.service", "ExecMainStatus", "78")  # it is tried again meanwhile
     told = configured.journal("contextd.service")
     assert f"{DROP_IN}:2: connections_max must be an integer, not 'many'" in told
 

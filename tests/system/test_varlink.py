@@ -95,6 +95,7 @@ def test_it_runs_as_its_own_account_in_the_slice(machine: Machine, daemon: Daemo
 
 @each_daemon
 def test_its_start_leaves_no_complaint(machine: Machine, daemon: Daemon) -> None:
+    machine.run(["journalctl", "--sync"])
     text = machine.run(
         ["journalctl", "-b", "-p", "notice", "--no-pager", "-o", "cat", "-u", daemon.service]
     ).stdout
