@@ -14,7 +14,7 @@ import pytest
 from crashlab.explore import Scenario
 from proofs import Proofs
 
-from syntrop.modeld import fsck, naming
+from syntrop.modeld import disk, fsck, listing, naming
 from syntrop.modeld.faults import NoSuchModel
 from syntrop.modeld.store import Store
 
@@ -154,6 +154,41 @@ def withdraw(root: str, acknowledge: Acknowledge) -> None:
 def withdraw_shared(root: str, acknowledge: Acknowledge) -> None:
     open_store(root).withdraw(WEIGHTS)
     acknowledge("withdrawn")
+
+
+def told(store: Store) -> bytes:
+    """What `List` would answer, as far as it matters here."""
+    return json.dumps([[entry.id, entry.digest, entry.pinned] for entry in store.entries()]).encode()
+
+
+def keep(store: Store) -> None:
+    store.keep(store.stamp(), told(store))
+
+
+def prepare_listed(root: str) -> None:
+    prepare_stocked(root)
+    keep(open_store(root))
+
+
+def change_listed(root: str, acknowledge: Acknowledge) -> None:
+    store = open_store(root)
+    store.tag(TWO, "one", "latest")
+    acknowledge("moved")
+    keep(store)
+    acknowledge("kept")
+    store.unpin(naming.parse(f"sha256:{ONE}"))
+    acknowledge("unpinned")
+
+
+def check_listed(root: str, acked: tuple[str, ...]) -> None:
+    store = sound(root)
+    assert "moved" not in acked or digests(store)["one:latest"] == TWO, "the name went back"
+    known = listing.read(store.listing)
+    # By its count alone: folders whose times tell nothing must not be needed.
+    if known is not None and known[0][0] == disk.changes(store.lock):
+        assert known[1] == told(store), "an answer is believed that is not true"
+    goes_on(root, store)
+    assert not os.path.exists(store.listing), "an answer outlived a change"
 
 
 LITTER = ("blobs/sha256/" + "ab" * 32, f"notes/{'cd' * 32}.json", "notes/.half.tmp", "tags/two/gone")
@@ -305,10 +340,11 @@ class TestStore(Proofs):
         Scenario("take in", prepare, take_in, check_taken_in),
         Scenario("take in a folder", prepare, take_in_folder, check_folder),
         Scenario("rename", prepare_stocked, rename, check_renamed),
+        Scenario("change what is listed", prepare_listed, change_listed, check_listed),
         Scenario("prune", prepare_stocked, prune, check_pruned),
         Scenario("prune what is shared", prepare_shared, prune_shared, check_shared),
         Scenario("tidy", prepare_littered, tidy, check_tidied),
         Scenario("withdraw", prepare_stocked, withdraw, check_withdrawn),
         Scenario("withdraw what is shared", prepare_shared, withdraw_shared, check_withdrawn_shared),
     )
-    SOURCES = tuple(f"src/syntrop/modeld/{name}.py" for name in ("catalogue", "disk", "fsck", "store"))
+    SOURCES = tuple(f"src/syntrop/modeld/{name}.py" for name in ("catalogue", "disk", "fsck", "listing", "store"))

@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 
 from syntrop.common import atomic
-from syntrop.modeld import disk, manifest, naming, pieces
+from syntrop.modeld import disk, listing, manifest, naming, pieces
 from syntrop.modeld.faults import NoSuchModel, Unsuitable
 from syntrop.modeld.manifest import Manifest
 from syntrop.modeld.pieces import Piece
@@ -75,6 +75,8 @@ class Catalogue:
         self.uses = os.path.join(root, "uses")
         self.incoming = os.path.join(root, "incoming")
         self.quarantine = os.path.join(root, "quarantine")
+        self.listing = os.path.join(root, "listing")
+        self.lock = os.path.join(root, "lock")
         self._free = free
         # Neither changes once it is there.
         self._known_notes: dict[str, dict[str, Any]] = {}
@@ -152,13 +154,41 @@ class Catalogue:
 
     def index(self) -> Index:
         """All that is there. What is known is kept for as long as nobody changed anything."""
-        stamp = self._stamp()
+        stamp = self.stamp()
         index = self._index
         if index is None or index.stamp != stamp:
             index = self._read(stamp)
-            if self._stamp() == stamp:
+            if self.stamp() == stamp:
                 self._index = index
         return index
+
+    def stamp(self) -> tuple[int, ...]:
+        """Changes whenever somebody changes something, in whatever process; by hand, mostly."""
+        found = [disk.changes(self.lock)]
+        for path in (self.blobs, self.manifests, self.tags, self.pins):
+            try:
+                status = os.stat(path)
+            except FileNotFoundError:
+                found += (0, 0)
+            else:
+                found += (status.st_ino, status.st_ctime_ns)
+        return tuple(found)
+
+    def kept(self, stamp: tuple[int, ...]) -> bytes | None:
+        """The answer that was kept, if it is still true."""
+        known = listing.read(self.listing)
+        return known[1] if known is not None and known[0] == stamp else None
+
+    def keep(self, stamp: tuple[int, ...], answer: bytes) -> None:
+        """Keep an answer for the next process, unless it is true no more. Raises OSError."""
+        try:
+            still = disk.Still(self.lock)
+        except FileNotFoundError:
+            return  # nothing was ever stored
+        with still:
+            # After a change that was broken off, what is seen may not be on the disk.
+            if stamp[0] % 2 == 0 and self.stamp() == stamp:
+                listing.write(self.listing, stamp, answer)
 
     # --- inside ---
 
@@ -170,16 +200,6 @@ class Catalogue:
 
     def _note_path(self, digest: str) -> str:
         return os.path.join(self.notes, f"{digest}.json")
-
-    def _stamp(self) -> tuple[int, ...]:
-        """Changes whenever somebody changes something, in whatever process; by hand, mostly."""
-        times = []
-        for path in (self.blobs, self.manifests, self.tags, self.pins):
-            try:
-                times.append(os.stat(path).st_mtime_ns)
-            except FileNotFoundError:
-                times.append(0)
-        return disk.changes(os.path.join(self.root, "lock")), *times
 
     def _read(self, stamp: object) -> Index:
         index = Index(stamp)
@@ -224,21 +244,31 @@ class Catalogue:
     def _locate(self, identifier: naming.Identifier) -> tuple[str, int]:
         """Digest and size of a model. Raises NoSuchModel."""
         if identifier.digest is not None:
-            # By the index: a file that is only part of a model is none.
-            size = self.index().models.get(identifier.digest)
+            if os.path.exists(self._note_path(identifier.digest)):
+                size = self._size(identifier.digest)
+            else:
+                # By the index: a file that is only part of a model is none.
+                size = self.index().models.get(identifier.digest)
             if size is None:
                 raise NoSuchModel(str(identifier))
             return identifier.digest, size
         tag = identifier.tag if identifier.tag is not None else self._bare(identifier.name)
-        if digest := (self._tagged(identifier.name, tag) if tag is not None else ""):
-            try:
-                return digest, os.stat(self._blob(digest), follow_symlinks=False).st_size
-            except FileNotFoundError:
-                pass
-            several = self._manifest(digest)
-            if several is not None and all(map(os.path.exists, map(self._blob, several.digests))):
-                return digest, several.size
-        raise NoSuchModel(str(identifier))
+        digest = self._tagged(identifier.name, tag) if tag is not None else ""
+        size = self._size(digest) if digest else None
+        if size is None:
+            raise NoSuchModel(str(identifier))
+        return digest, size
+
+    def _size(self, digest: str) -> int | None:
+        """Bytes of a file, or of all files of a manifest that are there."""
+        try:
+            return os.stat(self._blob(digest), follow_symlinks=False).st_size
+        except FileNotFoundError:
+            pass
+        several = self._manifest(digest)
+        if several is not None and all(map(os.path.exists, map(self._blob, several.digests))):
+            return several.size
+        return None
 
     def _exists(self, digest: str) -> bool:
         try:

@@ -195,22 +195,21 @@ class Lock:
 
     The count tells a reader in any process whether what it knows still holds. It is odd while somebody is at a
     change, and stays odd when that ends before its time, by an error or a kill: what is seen then may not be on
-    the disk, and must not be built upon before it is. `settle` makes it so. The count itself is not synced: after
-    a power failure nothing is seen that is not on the disk, and no process is left that knows anything.
+    the disk, and must not be built upon before it is. `prepare` is called before the change, and told whether that
+    is so. The count itself is not synced: after a power failure nothing is seen that is not on the disk, and no
+    process is left that knows anything.
     """
 
-    def __init__(self, path: str, settle: Callable[[], object]) -> None:
+    def __init__(self, path: str, prepare: Callable[[bool], object]) -> None:
         self._path = path
-        self._settle = settle
+        self._prepare = prepare
         self._handle = -1
 
     def __enter__(self) -> None:
         self._handle = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(self._handle, fcntl.LOCK_EX)
-            broken_off = self._count(odd=True)
-            if broken_off:
-                self._settle()
+            self._prepare(self._count(odd=True))
         except BaseException:
             os.close(self._handle)
             raise
@@ -228,6 +227,23 @@ class Lock:
         following = number + 1 if odd != bool(number % 2) else number + 2
         os.pwrite(self._handle, following.to_bytes(8, "little"), 0)
         return bool(number % 2)
+
+
+class Still:
+    """The same lock, by one who changes nothing and so does not count. Raises FileNotFoundError where none is."""
+
+    def __init__(self, path: str) -> None:
+        self._handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+    def __enter__(self) -> None:
+        try:
+            fcntl.flock(self._handle, fcntl.LOCK_EX)
+        except BaseException:
+            os.close(self._handle)
+            raise
+
+    def __exit__(self, *_error: object) -> None:
+        os.close(self._handle)
 
 
 def changes(path: str) -> int:

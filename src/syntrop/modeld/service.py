@@ -7,10 +7,10 @@ import os
 
 from syntrop.common import journal, loop, paths
 from syntrop.common.varlink.errors import VarlinkError
-from syntrop.common.varlink.wire import Fixed
-from syntrop.modeld import naming
+from syntrop.modeld import naming, opening
 from syntrop.modeld.catalogue import Entry
 from syntrop.modeld.faults import DigestMismatch, NoSuchModel, OutOfSpace, Unsuitable
+from syntrop.modeld.rows import Listing, row
 from syntrop.modeld.sealed import Cache, cut
 from syntrop.modeld.store import Store
 
@@ -44,13 +44,11 @@ class Model1:
         self._sealed = Cache(settings.sealed_cache_bytes)
         self._sealing: dict[tuple[str, int, int], _Sealing] = {}
         self._pulls: Pulls | None = None
-        self._listed: tuple[list[Entry], Fixed] | None = None
+        self._listing = Listing(self._store)
+        daemon.on_stop(self._keep)
 
     async def List(self, call: Call) -> dict[str, Any]:
-        entries = await self._in_store(self._store.entries)
-        if self._listed is None or self._listed[0] is not entries:
-            self._listed = entries, Fixed({"models": [_entry(entry) for entry in entries]})
-        return self._listed[1]
+        return await self._in_store(self._listing.answer)
 
     async def Inspect(self, call: Call, id: str) -> dict[str, Any]:
         identifier = _parse(id)
@@ -96,13 +94,13 @@ class Model1:
         parameter = "files" if files is not None else "fd" if fd is not None else "path"
         try:
             if files is not None:
-                for row in files:
-                    copy.add(_file_path(row["path"]), call.take_fd(row["fd"]))
+                for one in files:
+                    copy.add(_file_path(one["path"]), call.take_fd(one["fd"]))
             elif fd is not None:
                 copy.add("", call.take_fd(fd))
             else:
                 opened = await self._in_store(
-                    _open_tree, _absolute(path or ""), parameter="path", dispose=_close_all
+                    opening.tree, _absolute(path or ""), parameter="path", dispose=opening.close
                 )
                 for place, handle in opened.items():
                     copy.add(place, handle)
@@ -150,7 +148,7 @@ class Model1:
             name, tag = download.name, download.tag
         if name is not None and tag is not None:
             entry = await self._in_store(self._store.tag, entry.digest, name, tag)
-        return {**download.state, "entry": _entry(entry)}
+        return {**download.state, "entry": row(entry)}
 
     async def Register(
         self,
@@ -202,7 +200,7 @@ class Model1:
         return {
             "reclaimed_bytes": reclaimed,
             "removed": [naming.digest_id(one.digest) for one in removed],
-            "entries": [_entry(one) for one in removed],
+            "entries": [row(one) for one in removed],
         }
 
     async def Check(self, call: Call, allowInteractiveAuthentication: bool | None = None) -> dict[str, Any]:
@@ -238,6 +236,10 @@ class Model1:
             "free_bytes": await self._in_store(self._store.free),
             "floor_bytes": self._store.floor,
         }
+
+    async def _keep(self) -> None:
+        """Leave the next process the answer to `List`."""
+        await loop.thread(self._listing.keep)
 
     async def _opened(self, id: str, file: str | None) -> tuple[int, int, str]:
         return await self._in_store(self._store.open, _parse(id), _file_path(file), dispose=_close_first)
@@ -276,7 +278,7 @@ class Model1:
         import json
 
         metadata = await self._in_store(self._store.metadata, entry.digest)
-        return {field: _entry(entry), "metadata": json.dumps(metadata, ensure_ascii=False)}
+        return {field: row(entry), "metadata": json.dumps(metadata, ensure_ascii=False)}
 
     async def _in_store(
         self,
@@ -403,11 +405,6 @@ def _dispose(future: loop.Future[T], dispose: Callable[[T], object]) -> None:
     dispose(result)
 
 
-def _close_all(opened: dict[str, int]) -> None:
-    for handle in opened.values():
-        os.close(handle)
-
-
 def _close_first(opened: tuple[int, int, str]) -> None:
     os.close(opened[0])
 
@@ -453,44 +450,11 @@ def _absolute(path: str) -> str:
     return path
 
 
-def _open_tree(path: str) -> dict[str, int]:
-    """A file, or the files of a folder that may belong to a model, by their paths below it."""
-    from syntrop.modeld import folder, manifest
-
-    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
-    opened: dict[str, int] = {}
-    try:
-        if not os.path.isdir(path):
-            return {"": os.open(path, flags)}
-        for base, folders, files in os.walk(path):
-            below = os.path.relpath(base, path)
-            folders[:] = [one for one in folders if not one.startswith(".")] if below.count("/") < 2 else []
-            for name in files:
-                place = name if below == "." else f"{below}/{name}"
-                if folder.is_wanted(place):
-                    if len(opened) == manifest.FILES_MAX:
-                        raise Unsuitable(f"more than {manifest.FILES_MAX} files")
-                    opened[place] = os.open(os.path.join(base, name), flags)
-        if not opened:
-            raise Unsuitable("no safetensors or GGUF file in it")
-    except OSError as error:
-        for handle in opened.values():
-            os.close(handle)
-        raise Unsuitable(error.strerror or str(error)) from None
-    except BaseException:
-        for handle in opened.values():
-            os.close(handle)
-        raise
-    return opened
-
-
 async def _open(path: str) -> int:
     """A file by path, as far as the daemon itself may read it."""
     _absolute(path)
     try:
-        # Neither a FIFO nor a device may hold us up; both are refused once they are open.
-        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
-        return await _in_thread(os.open, path, flags, dispose=os.close)
+        return await _in_thread(opening.file, path, dispose=os.close)
     except OSError as error:
         raise _invalid("path", error.strerror or str(error)) from None
 
@@ -516,15 +480,3 @@ def _invalid(parameter: str, reason: str) -> VarlinkError:
 def _tell_removed(entries: list[Entry]) -> None:
     for entry in entries:
         journal.notice(f"Removed {entry.id}, {entry.size} bytes", DIGEST=entry.digest)
-
-
-def _entry(entry: Entry) -> dict[str, Any]:
-    return {
-        "id": entry.id,
-        "digest": naming.digest_id(entry.digest),
-        "name": entry.name,
-        "tag": entry.tag,
-        "size_bytes": entry.size,
-        "pinned": entry.pinned,
-        "format": entry.format,
-    }

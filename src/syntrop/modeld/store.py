@@ -9,6 +9,7 @@
     uses/<hex>            markers whose time is that of the model's last opening
     incoming/             downloads that are not whole yet (`incoming.py`)
     quarantine/           files that fsck found damaged (`fsck.py`)
+    listing               the answer to `List` (`listing.py`)
     lock                  held (flock) while names come to stand or fall
 
 A file comes in under no name (O_TMPFILE), is synced, and is linked into place; then its folder is synced, so that
@@ -21,7 +22,7 @@ from __future__ import annotations
 import os
 
 from syntrop.common import atomic
-from syntrop.modeld import disk, folder, naming, pieces, room
+from syntrop.modeld import disk, folder, listing, naming, pieces, room
 from syntrop.modeld.catalogue import Catalogue, Entry, Index
 from syntrop.modeld.faults import DigestMismatch, OutOfSpace, Stopped, Unsuitable
 from syntrop.modeld.manifest import Manifest, Member
@@ -44,6 +45,8 @@ class Store(Catalogue):
     ) -> None:
         super().__init__(root, free)
         self.quota, self.floor = quota, floor
+        self.unlisted = False
+        """Whether we removed the listing, so that there was one and is none."""
         self._prepared = False
 
     # --- changing ------------------------------------------------------------------------------------------
@@ -189,10 +192,11 @@ class Store(Catalogue):
 
         When that cannot be, nothing is removed and OutOfSpace is raised.
         """
-        if self._missing(self.index(), request) <= 0:
+        missing = self._missing(self.index() if self.quota else None, request)
+        if missing <= 0:
             return []
         if not os.path.isdir(self.blobs):
-            raise OutOfSpace(request, max(0, request - self._missing(self.index(), request)), 0, 0, 0)
+            raise OutOfSpace(request, max(0, request - missing), 0, 0, 0)
         with self.locked():
             index = self.index()
             excess = self._missing(index, request)
@@ -290,10 +294,11 @@ class Store(Catalogue):
         paths = [*map(self._blob, index.parts[model]), self._manifest_path(model)]
         return any(map(disk.in_use, paths))
 
-    def _missing(self, index: Index, request: int) -> int:
+    def _missing(self, index: Index | None, request: int) -> int:
+        """Bytes that lack; the index is needed for a quota only."""
         if not self.quota and not self.floor:
             return 0
-        stored = sum(index.sizes.values())
+        stored = sum(index.sizes.values()) if index is not None else 0
         free = self._free(self.root) if self.floor else request
         return room.missing(request, stored=stored, quota=self.quota, free=free, floor=self.floor)
 
@@ -349,7 +354,13 @@ class Store(Catalogue):
 
     def locked(self) -> disk.Lock:
         """The lock under which everything is changed."""
-        return disk.Lock(os.path.join(self.root, "lock"), self._settle)
+        return disk.Lock(self.lock, self._before_change)
+
+    def _before_change(self, broken_off: bool) -> None:
+        if listing.drop(self.listing):
+            self.unlisted = True
+        if broken_off:
+            self._settle()
 
     def _settle(self) -> None:
         """Make safe what is there: whoever put it there, or removed something, did not come to sync it."""

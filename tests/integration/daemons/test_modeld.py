@@ -120,6 +120,30 @@ def test_the_store_outlives_the_process(modeld: Modeld) -> None:
     assert [one["id"] for one in modeld.another().call(MODEL1 + "List").parameters["models"]] == ["tiny:latest"]
 
 
+def test_the_list_is_left_to_the_next_process(modeld: Modeld) -> None:
+    data = model("one")
+    modeld.register(data, "one")
+    told = modeld.call("List").parameters["models"]
+    modeld.unit.process.terminate()
+    assert modeld.unit.process.wait(30) == 0
+    assert (modeld.unit.state / "listing").exists()
+    # Even what only the list knows: nothing else is read.
+    note = modeld.unit.state / "notes" / f"{digest_of(data)[7:]}.json"
+    note.write_text('{"format": "changed", "metadata": {}}')
+    modeld.unit.start()
+    modeld.client = modeld.another()
+    assert modeld.call("List").parameters["models"] == told
+    assert modeld.call("Pin", id="one").error is None
+    assert [one["pinned"] for one in modeld.call("List").parameters["models"]] == [True]
+    # One that was killed leaves none, and the next one makes it anew.
+    modeld.unit.process.kill()
+    modeld.unit.process.wait()
+    assert not (modeld.unit.state / "listing").exists()
+    modeld.unit.start()
+    modeld.client = modeld.another()
+    assert [one["id"] for one in modeld.call("List").parameters["models"]] == ["one:latest"]
+
+
 def test_by_path_and_by_name_alone(modeld: Modeld, tmp_path: Path) -> None:
     data = model()
     (tmp_path / "file.gguf").write_bytes(data)
