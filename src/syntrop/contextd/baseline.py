@@ -25,20 +25,24 @@ _CACHED = 24
 
 
 class _Shard:
-    """Rows stay as they are on the disk until somebody asks for one: most never are."""
+    """Names and rows stay as they are on the disk until somebody asks for one: most never are."""
 
     __slots__ = ("folders", "live", "records", "size")
 
-    def __init__(self) -> None:
-        self.folders: dict[str, dict[str, bytes]] = {}
+    def __init__(self, data: bytes = b"") -> None:
+        self.folders: dict[bytes, dict[bytes, bytes]] = {}
         self.live = 0
         self.records = 0
-        self.size = 0
+        found, self.size = ledger.load(data)
+        for _, payload in found:
+            self.apply(payload)
 
     def apply(self, payload: bytes) -> None:
         path, _, row = payload.partition(b"\0")
-        folder, name = os.path.split(os.fsdecode(path))
-        rows = self.folders.setdefault(folder, {})
+        folder, _, name = path.rpartition(b"/")
+        rows = self.folders.get(folder)
+        if rows is None:
+            rows = self.folders[folder] = {}
         if row:
             self.live += name not in rows
             rows[name] = row
@@ -56,30 +60,25 @@ class Baseline:
         self._folder = folder
         self._shards: dict[int, _Shard] = {}
 
-    @property
-    def exists(self) -> bool:
-        """Whether it holds anything."""
-        return any(True for _ in self.folders())
-
     def get(self, path: str) -> Snapshot | None:
         folder, name = os.path.split(path)
-        row = self._shard(shard_of(folder)).folders.get(folder, {}).get(name)
+        row = self._rows(folder).get(os.fsencode(name))
         return None if row is None else _decode(row)
 
     def folder(self, path: str) -> dict[str, Snapshot]:
         """Names and rows of what a folder held."""
-        rows = self._shard(shard_of(path)).folders.get(path, {})
         found = {}
-        for name, raw in rows.items():
+        for name, raw in self._rows(path).items():
             row = _decode(raw)
             if row is not None:
-                found[name] = row
+                found[os.fsdecode(name)] = row
         return found
 
     def folders(self) -> Iterator[str]:
         """Every folder that held anything, ledger by ledger."""
         for number in range(SHARDS):
-            yield from list(self._shard(number).folders)
+            for folder in list(self._shard(number).folders):
+                yield os.fsdecode(folder) or "/"
 
     def contents(self) -> set[bytes]:
         """Digests of all kept contents that rows name."""
@@ -128,7 +127,7 @@ class Baseline:
 
     def _compact(self, number: int, shard: _Shard) -> None:
         payloads = [
-            os.fsencode(os.path.join(folder, name)) + b"\0" + row
+            folder + b"/" + name + b"\0" + row
             for folder, rows in shard.folders.items()
             for name, row in rows.items()
         ]
@@ -138,14 +137,21 @@ class Baseline:
     def _path(self, number: int) -> str:
         return os.path.join(self._folder, f"{number:02x}.log")
 
-    def _shard(self, number: int) -> _Shard:
+    def _rows(self, folder: str) -> Mapping[bytes, bytes]:
+        """What is known of a folder's files. A ledger without its name is not taken apart to see that."""
+        number = shard_of(folder)
+        raw = os.fsencode(folder.rstrip("/"))
+        if number in self._shards:
+            return self._shard(number).folders.get(raw, {})
+        data = ledger.read(self._path(number))
+        if raw + b"/" not in data:
+            return {}
+        return self._shard(number, data).folders.get(raw, {})
+
+    def _shard(self, number: int, data: bytes | None = None) -> _Shard:
         shard = self._shards.pop(number, None)
         if shard is None:
-            shard = _Shard()
-            data = ledger.read(self._path(number))
-            found, shard.size = ledger.load(data)
-            for _, payload in found:
-                shard.apply(payload)
+            shard = _Shard(ledger.read(self._path(number)) if data is None else data)
             while len(self._shards) >= _CACHED:
                 del self._shards[next(iter(self._shards))]
         self._shards[number] = shard  # the one used last goes last

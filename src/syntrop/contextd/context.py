@@ -11,6 +11,7 @@ from syntrop.contextd import ranking, unitfiles
 from syntrop.contextd.chronology import Event, shorten
 from syntrop.contextd.clock import boot_id, now_us
 from syntrop.contextd.elf import Libraries
+from syntrop.contextd.imports import invocation
 from syntrop.contextd.ownership import Owners
 
 TYPE_CHECKING = False
@@ -39,18 +40,18 @@ class Composer:
         self._owners = Owners(self._libraries)
 
     def compose(self, name: str, since_us: int, *, operator: bool) -> dict[str, Any]:
-        """Look at a unit's own files first, then tell what is known. Blocks. Raises OSError."""
+        """Look at a unit's own files, then tell what is known. Blocks. Raises OSError.
+
+        When the caller has its reply, `Keeper.finish()` is to be called.
+        """
         keeper = self._keeper
         with keeper.lock.urgent:
             keeper.open()
             unit = unitfiles.load(name, keeper.index)
             own = [*unit.files, *(path for path in unit.named if self._watched(path))]
-            keeper.look(own)
-            for folder in unitfiles.drop_in_folders(unit):
-                keeper.look_into(folder)
-            keeper.import_packages()
-            keeper.import_journal()
-            entries = keeper.unit_slice(name, ENTRIES_MAX) if operator else []
+            with keeper.journals.open() as reader:
+                keeper.survey(own, unitfiles.drop_in_folders(unit), reader)
+                entries = invocation(reader, name, ENTRIES_MAX) if operator and reader is not None else []
             now = now_us()
             events = keeper.chronology.since(now - since_us)
             failed = ranking.failure_time(name, events)

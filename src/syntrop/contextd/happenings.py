@@ -7,6 +7,7 @@ import re
 
 from syntrop.contextd import packages
 from syntrop.contextd.chronology import Draft
+from syntrop.contextd.patterns import late
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -31,24 +32,27 @@ UNIT_STATES = {
 }
 MESSAGE_IDS = (*UNIT_STATES, COREDUMP, STARTUP_FINISHED, SHUTDOWN, SLEEP, FLATPAK)
 
-FIELDS = (
-    "MESSAGE_ID", "MESSAGE", "UNIT", "_TRANSPORT", "UNIT_RESULT", "EXIT_CODE", "EXIT_STATUS", "N_RESTARTS",
-    "COREDUMP_UNIT", "COREDUMP_EXE", "COREDUMP_COMM", "COREDUMP_SIGNAL_NAME", "COREDUMP_PID", "OPERATION", "REF",
-    "COMMIT", "OLD_COMMIT",
-)  # fmt: skip
+_STATE_FIELDS = ("MESSAGE_ID", "MESSAGE", "UNIT", "UNIT_RESULT", "EXIT_CODE", "EXIT_STATUS")
+_OTHER_FIELDS = {
+    COREDUMP: (
+        "MESSAGE_ID", "MESSAGE", "COREDUMP_UNIT", "COREDUMP_EXE", "COREDUMP_COMM", "COREDUMP_SIGNAL_NAME",
+        "COREDUMP_PID",
+    ),
+    FLATPAK: ("MESSAGE_ID", "OPERATION", "REF", "COMMIT", "OLD_COMMIT"),
+}  # fmt: skip
 _STACK_LINES = 24
 
 _KERNEL = (
     (
         "oom",
-        re.compile(
+        late(
             r"(?:Memory cgroup out of memory|Out of memory)(?: \([^)]*\))?: Killed process \d+ \((?P<who>[^)]+)\)"
         ),
     ),
-    ("oom", re.compile(r"oom-kill:constraint=")),
+    ("oom", late(r"oom-kill:constraint=")),
     (
         "gpu",
-        re.compile(
+        late(
             r"NVRM: Xid|amdgpu.*(?:GPU reset|ring \S+ timeout|VM_L2_PROTECTION_FAULT)|(?:i915|xe) .*(?:GPU HANG"
             r"|Resetting (?:chip|rcs|engine)|reset (?:started|done|failed)|engine reset)"
             r"|\[drm.*(?:GPU (?:hang|recovery|reset)|\*ERROR\* ring)|nouveau .*(?:fifo: fault|channel .* killed)"
@@ -56,7 +60,7 @@ _KERNEL = (
     ),
     (
         "io",
-        re.compile(
+        late(
             r"I/O error|critical (?:medium|target) error"
             r"|(?:EXT4-fs|BTRFS|XFS|F2FS-fs|bcachefs)[^:]*:? ?.*(?:error|corrupt)"
             r"|[Rr]emounting (?:filesystem|file system) read-only"
@@ -66,14 +70,12 @@ _KERNEL = (
     ),
     (
         "hardware",
-        re.compile(
-            r"\[Hardware Error\]|Machine [Cc]heck|mce: .*error|EDAC .*(?:CE|UE) |thermal .*critical temperature"
-        ),
+        late(r"\[Hardware Error\]|Machine [Cc]heck|mce: .*error|EDAC .*(?:CE|UE) |thermal .*critical temperature"),
     ),
-    ("hang", re.compile(r"blocked for more than \d+ seconds|soft lockup|hard LOCKUP|rcu.*detected.*stall")),
-    ("crash", re.compile(r"segfault at |traps: .* trap |general protection fault|kernel BUG at|Oops: ")),
+    ("hang", late(r"blocked for more than \d+ seconds|soft lockup|hard LOCKUP|rcu.*detected.*stall")),
+    ("crash", late(r"segfault at |traps: .* trap |general protection fault|kernel BUG at|Oops: ")),
 )
-_MEMCG = re.compile(
+_MEMCG = late(
     r"(?:task_memcg|oom_memcg)=[^,\s]*?/(?P<unit>[^/,\s]+\.(?:service|scope|mount|socket|swap))(?=[/,\s]|$)"
 )
 
@@ -81,6 +83,13 @@ _MEMCG = re.compile(
 def matches() -> list[dict[str, str]]:
     """Matches under which everything notable is found."""
     return [{"MESSAGE_ID": one} for one in MESSAGE_IDS] + [{"_TRANSPORT": "kernel"}]
+
+
+def fields(kind: str) -> tuple[str, ...]:
+    """What is to be known of an entry with this MESSAGE_ID (kernel messages have none)."""
+    if kind in UNIT_STATES:
+        return _STATE_FIELDS
+    return _OTHER_FIELDS.get(kind) or ("MESSAGE_ID", "MESSAGE", "_TRANSPORT")
 
 
 def place(entry: Entry) -> str:

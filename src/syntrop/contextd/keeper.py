@@ -10,33 +10,27 @@ caller waits) is let in front of a scan in the background.
 
 from __future__ import annotations
 
-import _thread
 import json
 import os
-import time
 
 from syntrop.common import atomic, journal, paths
-from syntrop.contextd import difference, happenings, ledger, redaction, snapshot, unitfiles
+from syntrop.contextd import difference, imports, ledger, redaction, snapshot, unitfiles
 from syntrop.contextd.baseline import Baseline, shard_of
 from syntrop.contextd.chronology import Chronology, Draft, Event
 from syntrop.contextd.clock import now_us
 from syntrop.contextd.coverage import Coverage
+from syntrop.contextd.lock import Lock
 from syntrop.contextd.objects import Objects
-from syntrop.contextd.package_logs import WATCHED, PackageLogs
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
-    from types import TracebackType
     from typing import Any
 
-    from syntrop.common.sdjournal import Entry, Reader
+    from syntrop.common.sdjournal import Reader
     from syntrop.contextd.snapshot import Snapshot
 
 BATCH_FILES, BATCH_BYTES = 2048, 4 << 20
-FIRST_JOURNAL_US = 24 * 3600 * 1_000_000  # how far back the journal is read the first time
-JOURNAL_MAX = 20_000  # entries looked at in one go
-_KNOWN_MAX = 4000  # newest events by which what is recorded already is recognised
 _MESSAGE_ID_BASELINE = "5d0b6c1e9f1f4d0c8f2f3f0d6c1b7a55"
 
 
@@ -78,38 +72,6 @@ class _Change:
         self.pid = pid
 
 
-class Lock:
-    """`with lock.urgent:` for a caller that waits, `with lock.patient:` for work in the background."""
-
-    def __init__(self) -> None:
-        self._lock = _thread.allocate_lock()
-        self._waiting = 0
-        self.urgent = _Urgent(self)
-        self.patient = _Patient(self)
-
-
-class _Urgent:
-    def __init__(self, lock: Lock) -> None:
-        self._owner = lock
-
-    def __enter__(self) -> None:
-        self._owner._waiting += 1
-        self._owner._lock.acquire()
-        self._owner._waiting -= 1
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._owner._lock.release()
-
-
-class _Patient(_Urgent):
-    def __enter__(self) -> None:
-        while self._owner._waiting:
-            time.sleep(0.001)
-        self._owner._lock.acquire()
-
-
 class Keeper:
     """The store below `folder`, and the view of the machine that it is compared with."""
 
@@ -123,8 +85,8 @@ class Keeper:
         self.coverage = Coverage(options.roots, options.exclude)
         self.index = unitfiles.Index()
         self._publish = publish
+        self.journals = imports.Journals()
         self._opened = False
-        self._no_journal = False
         self._full = False
 
     # --- opening -------------------------------------------------------------------------------------------
@@ -148,10 +110,13 @@ class Keeper:
             # Digests under a lost key can be compared with nothing: begin again.
             self.baseline.clear()
             self._progress["scanned"] = []
-        self._states: dict[str, str] = {}
-        self._imported: set[str] = set()
-        for event in self.chronology.events[-_KNOWN_MAX:]:
-            self._remember(event)
+        self._unfinished: list[_Change] = []
+        self._moved = False
+        self._states: dict[str, str] = {}  # files whose change may be on record and not in the baseline
+        finished = self._progress["finished"]
+        for event in self.chronology.newest(lambda one: one.number > finished):
+            if event.source == "file":
+                self._states.setdefault(event.extra.get("path", ""), event.extra.get("to", ""))
         self._full = self.objects.size() >= self.options.contents_max
         self._opened = True
 
@@ -162,21 +127,16 @@ class Keeper:
         except (FileNotFoundError, ValueError):
             found = None
         progress = found if isinstance(found, dict) else {}
-        for name, default in (("scanned", []), ("journal", ""), ("packages", {})):
+        for name, default in (("scanned", []), ("journal", ""), ("packages", {}), ("finished", 0)):
             if not isinstance(progress.get(name), type(default)):
                 progress[name] = default
         return progress
 
     def _save_progress(self) -> None:
+        if not self._unfinished:
+            self._progress["finished"] = self.chronology.last
         atomic.write_json(os.path.join(self.folder, "progress.json"), self._progress, mode=0o600)
-
-    def _remember(self, event: Event) -> None:
-        extra = event.extra
-        if event.source == "file":
-            self._states[extra.get("path", "")] = extra.get("to", "")
-        for name in ("j", "key"):
-            if name in extra:
-                self._imported.add(extra[name])
+        self._moved = False
 
     # --- recording -----------------------------------------------------------------------------------------
 
@@ -184,25 +144,83 @@ class Keeper:
         """Record events durably. The caller holds the lock. Raises OSError."""
         events = self.chronology.append(drafts)
         for event in events:
-            self._remember(event)
+            if event.source == "file":
+                self._states[event.extra.get("path", "")] = event.extra.get("to", "")
         if events:
             self._publish(events)
         return events
+
+    def survey(self, found: Iterable[str], folders: Iterable[str], reader: Reader | None) -> list[Event]:
+        """Look at some files, and into some folders, and read what others recorded: for a caller that waits.
+
+        What is new is on the disk when this returns, at the price of one sync; `finish()` does the rest, best when
+        the caller has its reply. The caller holds the lock.
+        """
+        self.finish()
+        changes = {one.path: one for one in self._changes(found)}
+        for folder in folders:
+            for one in self._folder_changes(folder):
+                changes.setdefault(one.path, one)
+        drafts = [draft for one in changes.values() if (draft := self._draft(one)) is not None]
+        told, read = self._news(reader)
+        events = self.record([*drafts, *told])
+        self._unfinished = list(changes.values())
+        self._advance(read, bool(told))
+        return events
+
+    def take_in(self, reader: Reader | None) -> list[Event]:
+        """Record what others recorded: packages, and the journal where it is given. The caller holds the lock."""
+        told, read = self._news(reader)
+        events = self.record(told)
+        self._advance(read, bool(told))
+        self.finish()
+        return events
+
+    def _news(self, reader: Reader | None) -> tuple[list[Draft], dict[str, Any]]:
+        told, read = imports.news(self._progress, self.chronology, reader, self.options.retention_us)
+        return told[-self.options.events_max // 2 :], read
+
+    def _advance(self, read: dict[str, Any], told: bool) -> None:
+        # A journal that tells of nothing is noted when we go, not each time.
+        self._moved |= told or read["packages"] != self._progress["packages"]
+        self._progress.update(read)
+
+    def finish(self) -> None:
+        """Keep the contents of what was told of, then the baseline that names them, then how far others were read.
+
+        A crash before it is harmless: the difference is found again, and recognised by its event. The caller holds
+        the lock. Raises OSError, and then it is still to be done.
+        """
+        if not self._opened:
+            return
+        if self._unfinished:
+            changes = self._unfinished
+            kept = [one for one in changes if one.new is not None and one.text is not None]
+            if not self._full:
+                digests = self.objects.put(one.text or b"" for one in kept)
+                for one, digest in zip(kept, digests, strict=True):
+                    assert one.new is not None
+                    one.new.content = digest
+            self.baseline.put({one.path: one.new for one in changes})
+            self._unfinished = []
+        if self._moved:
+            self._save_progress()
 
     # --- files ---------------------------------------------------------------------------------------------
 
     def look(self, found: Iterable[str], pids: dict[str, int] | None = None) -> list[Event]:
         """Compare some files with what they were, and record what changed. The caller holds the lock."""
-        changes = []
-        for path in found:
-            change = self._compare(path, self.baseline.get(path), (pids or {}).get(path, 0))
-            if change is not None:
-                changes.append(change)
-        return self._commit(changes)
+        self.finish()
+        return self._commit(self._changes(found, pids))
 
     def look_into(self, folder: str) -> list[Event]:
         """Compare the files of one folder, not of those below it. The caller holds the lock."""
+        self.finish()
         return self._commit(self._folder_changes(folder))
+
+    def _changes(self, found: Iterable[str], pids: dict[str, int] | None = None) -> list[_Change]:
+        compared = (self._compare(path, self.baseline.get(path), (pids or {}).get(path, 0)) for path in found)
+        return [one for one in compared if one is not None]
 
     def _folder_changes(self, folder: str) -> list[_Change]:
         known = self.baseline.folder(folder)
@@ -218,7 +236,7 @@ class Keeper:
             return []
         partly = not self.coverage.covers(folder)
         for name, status in names:
-            path = f"{folder}/{name}"
+            path = unitfiles.join(folder, name)
             old = known.pop(name, None)
             if (old is not None and old.untouched(status)) or self.coverage.excluded(path):
                 continue
@@ -228,7 +246,7 @@ class Keeper:
             if change is not None:
                 changes.append(change)
         for name in known:
-            change = self._compare(f"{folder}/{name}", known[name], 0)
+            change = self._compare(unitfiles.join(folder, name), known[name], 0)
             if change is not None:
                 changes.append(change)
         return changes
@@ -264,15 +282,9 @@ class Keeper:
         """Events, contents, baseline: each on the disk before the next. Returns the events."""
         if not changes:
             return []
-        drafts = [draft for change in changes if (draft := self._draft(change)) is not None]
-        events = self.record(drafts)
-        kept = [change for change in changes if change.new is not None and change.text is not None]
-        if not self._full:
-            digests = self.objects.put(change.text or b"" for change in kept)
-            for change, digest in zip(kept, digests, strict=True):
-                assert change.new is not None
-                change.new.content = digest
-        self.baseline.put({change.path: change.new for change in changes})
+        events = self.record([draft for one in changes if (draft := self._draft(one)) is not None])
+        self._unfinished = changes
+        self.finish()
         return events
 
     def _draft(self, change: _Change) -> Draft | None:
@@ -349,7 +361,7 @@ class Keeper:
         with self.lock.patient:
             gone = [folder for folder in self.baseline.folders() if folder not in folders]
         first = not self._progress["scanned"]
-        count = files = 0
+        count = files = size = 0
         changes: list[_Change] = []
         # In the order of the ledgers, so that a batch touches few of them.
         for folder in sorted([*folders, *gone], key=lambda one: (shard_of(one), one)):
@@ -359,14 +371,17 @@ class Keeper:
             if folder in folders:
                 watch(folder, names)
             with self.lock.patient:
+                self.finish()
                 found = self._folder_changes(folder) if names is None else self._file_changes(folder, names)
                 changes += found
-                if len(changes) >= BATCH_FILES or sum(len(c.text or b"") for c in changes) > BATCH_BYTES:
-                    count += len(self._commit(changes))
+                size += sum(len(one.text or b"") for one in found)
+                if len(changes) >= BATCH_FILES or size > BATCH_BYTES:
+                    count += len(self._commit(self._still(changes)))
                     files += len(changes)
-                    changes = []
+                    changes, size = [], 0
         with self.lock.patient:
-            count += len(self._commit(changes))
+            self.finish()
+            count += len(self._commit(self._still(changes)))
             files += len(changes)
             # What was missed for a failing disk would be told as new when it is there again.
             if set(self._progress["scanned"]) != set(self.coverage.roots) and not self.coverage.missed:
@@ -378,12 +393,23 @@ class Keeper:
             self._sweep()
         return count
 
+    def _still(self, changes: list[_Change]) -> list[_Change]:
+        """What is still to be told, where others have looked at the same files since."""
+        found = []
+        for one in changes:
+            known = self.baseline.get(one.path)
+            if (None if known is None else known.values()) == (None if one.old is None else one.old.values()):
+                found.append(one)
+            elif (anew := self._compare(one.path, known, 0)) is not None:
+                found.append(anew)
+        return found
+
     def _file_changes(self, folder: str, names: set[str]) -> list[_Change]:
         """Single files of a folder that is not watched as a whole."""
         known = self.baseline.folder(folder)
         changes = []
         for name in names | known.keys():
-            change = self._compare(f"{folder}/{name}", known.get(name), 0)
+            change = self._compare(unitfiles.join(folder, name), known.get(name), 0)
             if change is not None:
                 changes.append(change)
         return changes
@@ -411,112 +437,11 @@ class Keeper:
             self._save_progress()
         self._full = size >= self.options.contents_max
 
-    # --- what others recorded ------------------------------------------------------------------------------
-
-    def import_packages(self) -> list[Event]:
-        """Record package transactions that are new. The caller holds the lock."""
-        cursors = json.loads(json.dumps(self._progress["packages"]))
-        logs = PackageLogs(cursors)
-        oldest = now_us() - (self.options.retention_us or 365 * 86400 * 1_000_000)
-        drafts = [
-            happenings.package(one)
-            for one in logs.read()
-            if one.key not in self._imported and one.time_us >= oldest
-        ]
-        events = self.record(drafts[-self.options.events_max // 2 :])
-        if cursors != self._progress["packages"]:
-            self._progress["packages"] = cursors
-            self._save_progress()
-        return events
-
-    @property
-    def package_records(self) -> tuple[str, ...]:
-        return WATCHED
-
-    def reader(self) -> Reader | None:
-        """The journal, for the caller to close: what it has mapped counts as ours. None where there is none.
-
-        To open it again takes less than a millisecond.
-        """
-        if self._no_journal:
-            return None
-        try:
-            from syntrop.common.sdjournal import Reader
-
-            captured = paths.host("") != ""
-            return Reader(paths.host("/var/log/journal") if captured else None)
-        except OSError as error:
-            journal.info(f"The journal cannot be read: {error.strerror or error}")
-            self._no_journal = True
-            return None
-
-    def import_journal(self) -> list[Event]:
-        """Record what the journal tells that is new. The caller holds the lock."""
-        reader = self.reader()
-        if reader is None:
-            return []
-        with reader:
-            try:
-                drafts, last = self._news(reader)
-            except OSError as error:
-                journal.warning(f"Cannot read the journal: {error}")
-                return []
-        events = self.record(drafts)
-        self._progress["journal"] = last
-        if events:
-            self._save_progress()
-        return events
-
-    def _news(self, reader: Reader) -> tuple[list[Draft], str]:
-        """What is new, and the place up to which it was read."""
-        reader.match(*happenings.matches())
-        cursor = self._progress["journal"]
-        if cursor:
-            reader.seek_after(cursor)
-        else:
-            reader.seek_time(now_us() - FIRST_JOURNAL_US)
-        drafts = []
-        last = cursor
-        for entry in reader.forwards(happenings.FIELDS, JOURNAL_MAX):
-            last = entry.cursor
-            if happenings.place(entry) in self._imported:
-                continue
-            draft = happenings.notable(entry)
-            if draft is not None:
-                drafts.append(draft)
-        return drafts, last
-
-    def unit_slice(self, unit: str, limit: int) -> list[Entry]:
-        """The newest entries of a unit's latest invocation, oldest first: found by index, not by reading on."""
-        reader = self.reader()
-        if reader is None:
-            return []
-        with reader:
-            try:
-                return _slice(reader, unit, limit)
-            except OSError as error:
-                journal.warning(f"Cannot read the journal of {unit}: {error}")
-                return []
-
     def close(self) -> None:
-        """Note how far others' records were read. The caller holds the lock."""
+        """Do what is left to do, and note how far others' records were read. The caller holds the lock."""
         if self._opened:
-            self._save_progress()
-
-
-def _slice(reader: Reader, unit: str, limit: int) -> list[Entry]:
-    reader.match({"_SYSTEMD_UNIT": unit}, {"UNIT": unit, "_PID": "1"})
-    reader.seek_tail()
-    if not reader.previous():
-        return []
-    told = reader.field("UNIT") == unit  # by the manager, of the unit
-    invocation = reader.field("INVOCATION_ID" if told else "_SYSTEMD_INVOCATION_ID")
-    if invocation:
-        reader.match({"_SYSTEMD_INVOCATION_ID": invocation}, {"INVOCATION_ID": invocation, "_PID": "1"})
-    reader.seek_tail()
-    found = list(reader.backwards(("MESSAGE", "PRIORITY", "SYSLOG_IDENTIFIER", "_PID"), limit))
-    found.reverse()
-    return found
+            self._moved = True
+            self.finish()
 
 
 def _change_time(path: str, new: Snapshot | None) -> int:

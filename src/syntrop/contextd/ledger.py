@@ -14,7 +14,7 @@ import zlib
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
 _MARK = b"\xa5SL\x01"
 _HEAD = struct.Struct("<4sII")
@@ -30,21 +30,22 @@ def frame(payload: bytes) -> bytes:
     return _HEAD.pack(_MARK, len(payload), zlib.crc32(payload)) + payload
 
 
-def records(data: bytes) -> Iterator[tuple[int, bytes]]:
+def records(data: bytes) -> list[tuple[int, bytes]]:
     """Offset and payload of every whole record, skipping damage."""
-    at = 0
-    while True:
-        at = data.find(_MARK, at)
-        if at < 0 or at + _HEAD.size > len(data):
-            return
-        _, length, checksum = _HEAD.unpack_from(data, at)
-        start = at + _HEAD.size
+    found = []
+    unpack, size, crc = _HEAD.unpack_from, _HEAD.size, zlib.crc32
+    at = data.find(_MARK)
+    while 0 <= at <= len(data) - size:
+        _, length, checksum = unpack(data, at)
+        start = at + size
         payload = data[start : start + length]
-        if 0 < length <= RECORD_MAX and len(payload) == length and zlib.crc32(payload) == checksum:
-            yield at, payload
+        if 0 < length <= RECORD_MAX and len(payload) == length and crc(payload) == checksum:
+            found.append((at, payload))
             at = start + length
         else:
             at += 1
+        at = data.find(_MARK, at)
+    return found
 
 
 def read(path: str) -> bytes:
@@ -88,7 +89,7 @@ def end(data: bytes) -> int:
 
 def load(data: bytes) -> tuple[list[tuple[int, bytes]], int]:
     """Every whole record with its offset, and where the last one ends."""
-    found = list(records(data))
+    found = records(data)
     return found, found[-1][0] + _HEAD.size + len(found[-1][1]) if found else 0
 
 
@@ -170,10 +171,13 @@ def settle(folder: str) -> None:
     """
     if folder in _settled:
         return
-    make_folder(folder)
     parent = os.path.dirname(folder)
-    for place in (folder, parent, os.path.dirname(parent)):
-        _sync(place, os.O_RDONLY | os.O_DIRECTORY)
+    fresh = make_folder(folder)
+    if parent not in _settled:
+        _sync(os.path.dirname(parent), os.O_RDONLY | os.O_DIRECTORY)
+    if fresh or parent not in _settled:
+        _sync(parent, os.O_RDONLY | os.O_DIRECTORY)
+    sync_folder(folder)
     _settled.add(folder)
 
 
@@ -190,6 +194,15 @@ def settle_file(path: str) -> None:
         _settled.add(path)
 
 
-def make_folder(folder: str) -> None:
-    """Make a folder of ours, with the folders above it that are missing; `settle` makes its name safe."""
-    os.makedirs(folder, 0o700, exist_ok=True)
+def make_folder(folder: str) -> bool:
+    """Make a folder of ours, with the folders above it that are missing, and tell whether it was missing.
+
+    `settle` makes its name safe.
+    """
+    try:
+        os.mkdir(folder, 0o700)
+    except FileExistsError:
+        return False
+    except FileNotFoundError:
+        os.makedirs(folder, 0o700, exist_ok=True)
+    return True

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 
 from syntrop.common import journal, loop, paths
+from syntrop.contextd import package_logs
 from syntrop.contextd.watches import Watcher
 
 TYPE_CHECKING = False
@@ -26,7 +27,7 @@ class Live:
         self._wanted = True
         self._watcher: Watcher | None = None
         self._incomplete = False
-        self._records = set(keeper.package_records)
+        self._records = set(package_logs.WATCHED)
         self._tasks: list[loop.Task[None]] = []
         self._followers = 0
         self._journal_task: loop.Task[None] | None = None
@@ -79,9 +80,8 @@ class Live:
                 self._watch(os.path.dirname(path), {os.path.basename(path)})
         keeper.scan(lambda: self._wanted, self._watch)
         if self._wanted:
-            with keeper.lock.patient:
-                keeper.import_packages()
-                keeper.import_journal()
+            with keeper.lock.patient, keeper.journals.open() as reader:
+                keeper.take_in(reader)
 
     def _watch(self, folder: str, names: set[str] | None) -> None:
         if self._watcher is None:
@@ -114,7 +114,7 @@ class Live:
                 for folder in below:
                     keeper.look_into(folder)
             if records:
-                keeper.import_packages()
+                keeper.take_in(None)
         for path in fresh:
             if not keeper.coverage.excluded(path) and keeper.coverage.root_of(path):
                 for folder in keeper.coverage.folders(path):
@@ -139,7 +139,7 @@ class Live:
 
     async def _follow_journal(self) -> None:
         keeper = self._keeper
-        reader = await loop.thread(keeper.reader)
+        reader = await loop.thread(keeper.journals.reader)
         if reader is None:
             return
 
@@ -148,7 +148,7 @@ class Live:
                 keeper.open()
                 if not ended:
                     reader.refresh()
-                    keeper.import_journal()
+                    keeper.take_in(reader)
 
         def end() -> None:
             with keeper.lock.urgent:  # a look that is under way uses the reader until its end

@@ -10,6 +10,8 @@ from __future__ import annotations
 import re
 import time
 
+from syntrop.contextd.patterns import late
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -70,7 +72,7 @@ def local_us(text: str) -> int:
         raise ValueError(text) from error
 
 
-_OFFSET = re.compile(r"(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d)(:\d\d)?(?:\.\d+)?\s*(Z|[+-]\d\d:?\d\d)?\Z")
+_OFFSET = late(r"(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d)(:\d\d)?(?:\.\d+)?\s*(Z|[+-]\d\d:?\d\d)?\Z")
 
 
 def iso_us(text: str) -> int:
@@ -119,7 +121,7 @@ def dpkg(lines: Iterable[str]) -> Iterator[Transaction]:
             yield Transaction("dpkg", when, REMOVE, name, before, before, architecture)
 
 
-_APT_ITEM = re.compile(r"([^\s,:()]+)(?::([^\s,()]+))? \(([^)]*)\)")
+_APT_ITEM = late(r"([^\s,:()]+)(?::([^\s,()]+))? \(([^)]*)\)")
 _APT_ACTIONS = {
     "Install": INSTALL,
     "Upgrade": UPGRADE,
@@ -194,8 +196,8 @@ def _compare_part(one: str, other: str) -> int:
 
 # --- RPM ---------------------------------------------------------------------------------------------------
 
-_NEVRA = re.compile(r"(?P<name>.+)-(?:(?P<epoch>\d+):)?(?P<version>[^-:]+)-(?P<release>[^-]+)\.(?P<arch>[^.]+)\Z")
-_DNF_LINE = re.compile(r"(\S+) \S+ (\w+): (\S+)\s*\Z")
+_NEVRA = late(r"(?P<name>.+)-(?:(?P<epoch>\d+):)?(?P<version>[^-:]+)-(?P<release>[^-]+)\.(?P<arch>[^.]+)\Z")
+_DNF_LINE = late(r"(\S+) \S+ (\w+): (\S+)\s*\Z")
 _DNF_ACTIONS = {
     "Installed": INSTALL,
     "Upgraded": "old",
@@ -313,7 +315,7 @@ def _dnf_action(code: int | str) -> Any:
 
 # --- the others --------------------------------------------------------------------------------------------
 
-_PACMAN = re.compile(
+_PACMAN = late(
     r"\[([^\]]+)\] (?:\[ALPM\] )?(installed|upgraded|downgraded|reinstalled|removed) (\S+) \((.+)\)\s*\Z"
 )
 _PACMAN_ACTIONS = {

@@ -12,6 +12,8 @@ import fnmatch
 import os
 import re
 
+from syntrop.contextd.patterns import late
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from hashlib import blake2b as Hasher
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
 KEY_BYTES = 32
 _DIGEST_BYTES = 20
 
-_SECRET_NAMES = re.compile(
+_SECRET_NAMES = late(
     "|".join(
         fnmatch.translate(pattern)
         for pattern in (
@@ -34,18 +36,18 @@ _SECRET_NAMES = re.compile(
     ),
     re.IGNORECASE,
 )  # fmt: skip
-_PUBLIC = re.compile(r".*\.pub\Z", re.IGNORECASE)
-_SECRET_FOLDERS = re.compile(
+_PUBLIC = late(r".*\.pub\Z", re.IGNORECASE)
+_SECRET_FOLDERS = late(
     r"/(?:credstore(?:\.encrypted)?|ssl/private|pki/tls/private|private-keys-v1\.d|system-connections|secrets?"
     r"|credentials|auth\.conf\.d)/"
 )
-_SECRET_CONTENT = re.compile(
+_SECRET_CONTENT = late(
     rb"-----BEGIN [A-Z0-9 ]*PRIVATE KEY(?: BLOCK)?-----|^PuTTY-User-Key-File-|^\s*PrivateKey\s*=\s*\S"
     rb"|^AGE-SECRET-KEY-1",
     re.MULTILINE,
 )
 # Every repetition is bounded or cannot overlap itself: a text of any shape takes time in proportion to its length.
-_NAMED = re.compile(
+_NAMED = late(
     r"""(?P<head>
         (?:password|passwd|passphrase|secret|token|api[_-]?key|access[_-]?key|private[_-]?key|psk|credential)
         [\w.\-]{0,64}["']?\s{0,8}[=:]\s{0,8}
@@ -56,14 +58,12 @@ _NAMED = re.compile(
     )(?P<value>"[^"\n]*"|'[^'\n]*'|[^\s"'\#;,@]+)""",
     re.IGNORECASE | re.MULTILINE | re.VERBOSE,
 )
-_SHAPED = re.compile(
+_SHAPED = late(
     r"\b(?:gh[pousr]_[A-Za-z0-9]{30,}|github_pat_\w{30,}|glpat-[\w-]{18,}|xox[abprs]-[\w-]{10,}|sk-[\w-]{20,}"
     r"|hf_[A-Za-z0-9]{20,}|AKIA[0-9A-Z]{16}|AIza[\w-]{30,}|eyJ[\w-]{6,}\.[\w-]{6,}\.[\w-]*)"
     r"|\$(?:1|2[aby]|5|6|7|y|gy|apr1|argon2id?)\$[^\s:\"']{8,}"
 )
-_HARMLESS = re.compile(
-    r"(?:yes|no|true|false|on|off|none|null|required|sufficient|optional|\d{1,3}|/[^\s]*|%\w|)\Z"
-)
+_HARMLESS = late(r"(?:yes|no|true|false|on|off|none|null|required|sufficient|optional|\d{1,3}|/[^\s]*|%\w|)\Z")
 
 
 def secret_path(path: str) -> bool:
@@ -98,7 +98,7 @@ def _mask(value: str, key: bytes) -> str:
 
 
 def hasher(key: bytes) -> Hasher:
-    from hashlib import blake2b
+    from syntrop.contextd.digests import blake2b
 
     return blake2b(key=key, digest_size=_DIGEST_BYTES)
 

@@ -52,7 +52,7 @@ class Context1:
         operator = await self._operator(call)
         composer = self._compose()
         context = await self._in_store(lambda: composer.compose(name, since_us, operator=operator))
-        loop.call_soon(self._begin)  # the rest, when the caller has its reply
+        loop.call_soon(self._afterwards)  # the rest, when the caller has its reply
         return {"context": context}
 
     async def ListRecentDiffs(self, call: Call, since_seconds: int | None = None) -> dict[str, Any]:
@@ -153,6 +153,26 @@ class Context1:
             self._composer = Composer(self._keeper())
         return self._composer
 
+    def _afterwards(self) -> None:
+        loop.spawn(self._finish(), "keep what was told")
+        self._begin()
+
+    async def _finish(self) -> None:
+        keeper = self._keeper()
+
+        def finish() -> None:
+            with keeper.lock.urgent:
+                keeper.finish()
+
+        try:
+            with self._daemon.busy():
+                await loop.thread(finish)
+        except OSError as error:
+            # A full disk, mostly. It is tried again before anything else is looked at.
+            from syntrop.common import journal
+
+            journal.error(f"Cannot keep what files are: {error}", ERRNO=error.errno)
+
     def _begin(self) -> None:
         """Look at everything once, and follow it from then on."""
         if self._live is None and not self._daemon.stopping:
@@ -216,8 +236,8 @@ class Context1:
         keeper = self._keeper()
         with keeper.lock.urgent:
             keeper.open()
-            keeper.import_packages()
-            keeper.import_journal()
+            with keeper.journals.open() as reader:
+                keeper.take_in(reader)
             events = keeper.chronology.since(now_us() - since_us, lambda event: unit is None or event.unit == unit)
             tell = Teller(keeper.chronology.details, operator=operator)
             return [tell.event(event) for event in events[:limit]]

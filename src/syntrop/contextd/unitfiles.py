@@ -92,6 +92,11 @@ def is_name(name: str) -> bool:
     return NAME.match(name) is not None and not name.startswith(".")
 
 
+def join(folder: str, name: str) -> str:
+    """A path in a folder, which may be the root."""
+    return f"{folder.rstrip('/')}/{name}"
+
+
 class Index:
     """Names in the unit folders, listed again only when a folder has changed."""
 

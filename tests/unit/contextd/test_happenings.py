@@ -100,6 +100,9 @@ def test_boots_and_flatpaks() -> None:
     assert package is not None and (package.source, package.extra["n"]) == ("package", "a.b")
 
 
-@given(st.dictionaries(st.sampled_from(happenings.FIELDS), st.text(max_size=50)), st.text(max_size=40))
+NAMES = sorted({name for kind in ("", *happenings.MESSAGE_IDS) for name in happenings.fields(kind)})
+
+
+@given(st.dictionaries(st.sampled_from(NAMES), st.text(max_size=50)), st.text(max_size=40))
 def test_no_entry_breaks_it(fields: dict[str, str], cursor: str) -> None:
     happenings.notable(Entry(fields, 1, 2, "", cursor))

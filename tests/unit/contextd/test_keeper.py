@@ -205,7 +205,7 @@ def test_packages_are_imported_once(tmp_path: Path, host: Path) -> None:
     write(host, "/var/log/dpkg.log", strftime("%Y-%m-%d %H:%M:%S") + " upgrade a-b:amd64 1:1-1 1:1-2\n")
     for _ in range(2):
         keeper = opened(tmp_path)
-        keeper.import_packages()
+        keeper.take_in(None)
         (tmp_path / "state/progress.json").unlink(missing_ok=True)
         assert [event.summary for event in keeper.chronology.events] == [
             "dpkg: upgrade of a-b from 1:1-1 to 1:1-2"
