@@ -1,32 +1,34 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The laboratory (`crashlab/`), one for each scenario and session."""
+"""The proofs (`crashlab/`): made once in a session, and then looked at test by test."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))  # test folders are no packages
 
-from crashlab.explore import Laboratory, Scenario
+from crashlab import crew
+from crashlab.crew import Findings
+from crashlab.explore import Scenario
 
 
 @pytest.fixture(scope="session")
-def laboratory() -> Iterator[Callable[[Scenario], Laboratory]]:
-    """The laboratory of a scenario: its recording and verdicts serve all proofs."""
-    made: dict[str, Laboratory] = {}
+def findings(request: pytest.FixtureRequest) -> dict[str, Findings]:
+    """What came of the proofs of the scenarios that this session has to do with; the first test waits for all."""
+    modules = {
+        item.path.stem for item in request.session.items if hasattr(getattr(item, "cls", None), "SCENARIOS")
+    }
+    return crew.prove(sorted(modules))
 
-    def get(scenario: Scenario) -> Laboratory:
-        if scenario.name not in made:
-            made[scenario.name] = Laboratory(scenario)
-        return made[scenario.name]
 
-    yield get
-    for one in made.values():
-        one.close()
+@pytest.fixture
+def laboratory(findings: dict[str, Findings]) -> Callable[[Scenario], Findings]:
+    """The findings of a scenario."""
+    return lambda scenario: findings[scenario.name]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -6,7 +6,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from crashlab.explore import Laboratory, Line, Scenario
+from crashlab.crew import Findings
+from crashlab.explore import Line, Scenario
 
 
 class Proofs:
@@ -16,7 +17,7 @@ class Proofs:
     SOURCES: tuple[str, ...]
 
     @pytest.fixture
-    def lab(self, request: pytest.FixtureRequest, laboratory: Callable[[Scenario], Laboratory]) -> Laboratory:
+    def lab(self, request: pytest.FixtureRequest, laboratory: Callable[[Scenario], Findings]) -> Findings:
         return laboratory(request.param)
 
     def test_killed_at_any_call(self, lab):
@@ -44,4 +45,3 @@ class Proofs:
         called |= {line for scenario in self.SCENARIOS for line in laboratory(scenario).sync_lines()}
         unseen = written(self.SOURCES) - called
         assert not unseen, f"syncs that no scenario comes to: {sorted(unseen)}"
-

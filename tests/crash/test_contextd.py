@@ -10,7 +10,9 @@ import pytest
 from crashlab.explore import Scenario
 from proofs import Proofs
 
+from syntrop.contextd import baseline as baseline_module
 from syntrop.contextd import ledger
+from syntrop.contextd import objects as objects_module
 from syntrop.contextd.baseline import Baseline
 from syntrop.contextd.chronology import Chronology, Draft
 from syntrop.contextd.keeper import Keeper, Options
@@ -65,6 +67,19 @@ def check_ring(root: str, acked: tuple[str, ...]) -> None:
     [more] = ring.append([Draft("test", f"event {ring._next}", details=f"details {ring._next}")])
     again = chronology(root).events
     assert [event.number for event in again] == [*numbers, more.number][-RING:]
+
+
+def prepare_told(root: str) -> None:
+    chronology(root).append([Draft("test", "event 1", details="details 1")])
+
+
+def tell(root: str, acknowledge: Acknowledge) -> None:
+    """What is seen is told, also what a predecessor was killed over; and then there is something new to tell."""
+    ring = chronology(root)
+    ring.append([])
+    for event in ring.events:
+        acknowledge(str(event.number))
+    record(root, lambda number: None)
 
 
 # --- contents and the baseline -------------------------------------------------------------------------------
@@ -276,10 +291,40 @@ def check_changed_back(root: str, acked: tuple[str, ...]) -> None:
     assert len(told) in ((2,) if "seen" in acked else (0, 1, 2)), f"told {len(told)} times"
 
 
+def check_changed_again(root: str, acked: tuple[str, ...]) -> None:
+    """Whatever the baseline names is kept: nobody looks at the file before it changes once more."""
+    write(root, "later\n")
+    one = keeper(root)
+    with one.lock.urgent:
+        one.look_into("/etc")
+    told = [event for event in one.chronology.events if event.source == "file"]
+    assert len(told) == 2 or (len(told) == 1 and "seen" not in acked), f"told {len(told)} times"
+    details = one.chronology.details(told[-1]) or ""
+    sides = ("-after",) if "seen" in acked and "kept" in acked else ("-before", "-after")
+    assert any(side in details for side in sides) and "+later" in details, f"not both sides: {details}"
+
+
+def answer(root: str, acknowledge: Acknowledge) -> None:
+    """As GetUnitContext does: told first, kept when the caller has its reply."""
+    write(root, "after\n")
+    one = keeper(root)
+    with one.lock.urgent:
+        if one.survey(["/etc/app.conf"], ["/etc"], None):
+            acknowledge("seen")
+    with one.lock.urgent:
+        one.finish()
+        one.close()
+    acknowledge("kept")
+
+
 @pytest.fixture(autouse=True, scope="module")
-def _root_of_host():
+def _machine():
+    """A host below the scenario's folder, and few ledgers: each has to be read for every case."""
     before = os.environ.get("SYNTROP_HOST_ROOT")
+    shards = baseline_module.SHARDS, objects_module.SHARDS
+    baseline_module.SHARDS = objects_module.SHARDS = 4
     yield
+    baseline_module.SHARDS, objects_module.SHARDS = shards
     if before is None:
         os.environ.pop("SYNTROP_HOST_ROOT", None)
     else:
@@ -290,6 +335,8 @@ class TestStores(Proofs):
     SCENARIOS = (
         Scenario("ring", prepare_ring, record, check_ring),
         Scenario("ring from nothing", prepare_nothing, record, check_ring),
+        Scenario("ring, and told", prepare_told, tell, check_ring),
+        Scenario("ring from nothing, and told", prepare_nothing, tell, check_ring),
         Scenario("objects", prepare_objects, keep, check_objects),
         Scenario("objects from nothing", prepare_nothing, keep, check_first_objects),
         Scenario("baseline", prepare_baseline, put, check_baseline),
@@ -297,5 +344,8 @@ class TestStores(Proofs):
         Scenario("first look", prepare_files, first_look, check_first_look),
         Scenario("keeper", prepare_host, look, check_keeper),
         Scenario("keeper, and changed back", prepare_host, look, check_changed_back),
+        Scenario("keeper, and changed again", prepare_host, look, check_changed_again),
+        Scenario("answer", prepare_host, answer, check_keeper),
+        Scenario("answer, and changed again", prepare_host, answer, check_changed_again),
     )
     SOURCES = ("src/syntrop/contextd",)

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import specimens
@@ -11,15 +11,20 @@ from crashlab.explore import Laboratory, Scenario
 
 
 @pytest.fixture
-def specimen(laboratory: Callable[[Scenario], Laboratory]) -> Callable[[Callable[[str], None]], Laboratory]:
+def specimen() -> Iterator[Callable[[Callable[[str], None]], Laboratory]]:
+    made: list[Laboratory] = []
+
     def get(function: Callable[[str], None]) -> Laboratory:
         def operate(root: str, acknowledge: Callable[[str], None]) -> None:
             function(root)
             acknowledge("replaced")
 
-        return laboratory(Scenario(function.__name__, specimens.prepare, operate, specimens.check))
+        made.append(Laboratory(Scenario(function.__name__, specimens.prepare, operate, specimens.check)))
+        return made[-1]
 
-    return get
+    yield get
+    for one in made:
+        one.close()
 
 
 def test_careful_replacement_survives_everything(specimen):

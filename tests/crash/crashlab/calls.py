@@ -12,7 +12,7 @@ import stat
 from dataclasses import dataclass, field
 
 from crashlab import ptrace
-from crashlab.ptrace import Registers
+from crashlab.ptrace import Condition, Registers
 
 FICLONE, FICLONERANGE = 0x40049409, 0x4020940D
 _AT_FDCWD, _AT_SYMLINK_NOFOLLOW, _AT_SYMLINK_FOLLOW, _AT_EMPTY_PATH = -100, 0x100, 0x400, 0x1000
@@ -74,14 +74,18 @@ READ = {0: "read", 17: "pread64", 19: "readv", 295: "preadv", 327: "preadv2", 21
 # Changes that happen behind the calls' back: seen, and refused, instead of overlooked.
 BLIND = {9: "mmap", 425: "io_uring_setup"}
 
+_MAKES = os.O_CREAT | os.O_TRUNC | (os.O_TMPFILE & ~os.O_DIRECTORY)
+# Argument, mask, and value of what is left of it (None: anything but zero).
 _CONDITIONS = {16: (1, 0xFFFFFFFF, FICLONE), 9: (3, 0x01, 0x01)}
+_OPENS = {2: (1, _MAKES, None), 257: (2, _MAKES, None)}
 _ADDING = ("mkdir", "mkdirat", "link", "linkat", "symlink", "symlinkat", "rename", "renameat", "renameat2")
 
 
-def traced(*, reads: bool) -> dict[int, tuple[int, int, int] | None]:
-    """Numbers of the calls to stop at, for ptrace.stop_at()."""
+def traced(*, reads: bool) -> dict[int, Condition | None]:
+    """Numbers of the calls to stop at, for ptrace.stop_at(). Opening what is there is reading."""
     numbers = [*DATA, *OPEN, *NAMES, *ATTRIBUTES, *SYNC, *BLIND, *(READ if reads else ())]
-    return {number: _CONDITIONS.get(number) for number in numbers}
+    conditions = _CONDITIONS if reads else _CONDITIONS | _OPENS
+    return {number: conditions.get(number) for number in numbers}
 
 
 @dataclass

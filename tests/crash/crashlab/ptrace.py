@@ -25,9 +25,11 @@ EVENT_SECCOMP = 7
 WALL = 0x40000000  # __WALL: threads and processes
 SYSCALL_STOP = 0x85  # SIGTRAP with PTRACE_O_TRACESYSGOOD
 
-_PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP, _MODE_FILTER = 38, 22, 2
+_PR_SET_PDEATHSIG, _PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP, _MODE_FILTER = 1, 38, 22, 2
 _LOAD, _EQUAL, _AND, _RETURN = 0x20, 0x15, 0x54, 0x06
 _ALLOW, _TRACE = 0x7FFF0000, 0x7FF00000
+
+Condition = tuple[int, int, int | None]
 
 
 class Registers(ctypes.Structure):
@@ -66,6 +68,10 @@ def _ptrace(request: int, pid: int, data: object = None) -> None:
         raise OSError(number, os.strerror(number))
 
 
+def die_with_parent() -> None:
+    _libc.prctl(_PR_SET_PDEATHSIG, 9, 0, 0, 0)
+
+
 def trace_me() -> None:
     _ptrace(_TRACEME, 0)
 
@@ -94,10 +100,11 @@ def set_registers(pid: int, values: Registers) -> None:
     _ptrace(_SETREGS, pid, ctypes.addressof(values))
 
 
-def stop_at(calls: dict[int, tuple[int, int, int] | None]) -> None:
+def stop_at(calls: dict[int, Condition | None]) -> None:
     """From here on, this process stops for its tracer at these calls.
 
-    A call's condition is (index of an argument, mask, value of the masked low word), or None for always.
+    A call's condition is (index of an argument, mask, value of the masked low word or None for any bit of it), or
+    None for always.
     """
     code = b""
     for number, condition in calls.items():
@@ -111,7 +118,10 @@ def stop_at(calls: dict[int, tuple[int, int, int] | None]) -> None:
             code += struct.pack("HBBI", _EQUAL, 0, 4, number)
             code += struct.pack("HBBI", _LOAD, 0, 0, 16 + 8 * index)
             code += struct.pack("HBBI", _AND, 0, 0, mask)
-            code += struct.pack("HBBI", _EQUAL, 0, 1, value)
+            if value is None:
+                code += struct.pack("HBBI", _EQUAL, 1, 0, 0)
+            else:
+                code += struct.pack("HBBI", _EQUAL, 0, 1, value)
             code += struct.pack("HBBI", _RETURN, 0, 0, _TRACE)
     code += struct.pack("HBBI", _RETURN, 0, 0, _ALLOW)
     buffer = ctypes.create_string_buffer(code, len(code))

@@ -123,4 +123,3 @@ def _content(number: int, old: bytes, new: bytes, what: str) -> list[Change]:
         else:
             events.append(Data(number, start, new[start:end], what))
     return events
-
