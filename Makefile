@@ -56,6 +56,7 @@ command -v dbus-daemon >/dev/null || need dbus-daemon
 command -v groff >/dev/null || need groff-base
 command -v unshare >/dev/null || need util-linux
 [ "$$(id -u)" != 0 ] || command -v mmdebstrap >/dev/null || need mmdebstrap
+[ "$$(id -u)" != 0 ] || command -v mkfs.btrfs >/dev/null || need btrfs-progs
 endef
 export TEST_PACKAGES
 

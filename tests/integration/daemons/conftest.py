@@ -10,6 +10,7 @@ import socket
 import struct
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,40 @@ from typing import Any
 import pytest
 
 SOURCE = str(Path(__file__).parents[3] / "src")
-TIMEOUT = 20.0
+TIMEOUT = 60.0
+NOT_RUN = pytest.StashKey[list[str]]()
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    mine = [item for item in items if item.get_closest_marker("reflink")]
+    if mine and not _shares_blocks():
+        config.stash[NOT_RUN] = [item.nodeid for item in mine]
+        config.hook.pytest_deselected(items=mine)
+        items[:] = [item for item in items if item not in mine]
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    names = config.stash.get(NOT_RUN, [])
+    if names:
+        terminalreporter.section("not run: these need a file system that shares blocks (root, loop device, btrfs)")
+        for name in names:
+            terminalreporter.line(name)
+
+
+def _shares_blocks() -> bool:
+    """Whether a btrfs can be made and mounted here, which is found out by doing it."""
+    with tempfile.TemporaryDirectory(prefix="syn-") as folder:
+        image = os.path.join(folder, "image")
+        with open(image, "wb") as file:
+            file.truncate(256 << 20)
+        make = ["mkfs.btrfs", "-q", image]
+        mount = ["unshare", "--mount", "mount", "-o", "loop", image, folder]
+        try:
+            return all(
+                subprocess.run(one, capture_output=True, check=False).returncode == 0 for one in (make, mount)
+            )
+        except FileNotFoundError:
+            return False
 
 
 class Reply:
