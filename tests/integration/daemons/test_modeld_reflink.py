@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the file system can share blocks, an import takes none: on a real one, in an image behind a loop device."""
+"""Where the file system can share blocks, an import takes none: on a real one, behind a loop device."""
 
 from __future__ import annotations
 
