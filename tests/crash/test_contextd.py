@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
-import pytest
 from crashlab.explore import Scenario
 from proofs import Proofs
 
@@ -26,6 +25,7 @@ RING = 20  # events; a segment holds a tenth
 def store(root: str, name: str = "") -> str:
     """Path of a part of the store, for a process that has just begun."""
     ledger._settled.clear()
+    baseline_module.SHARDS = objects_module.SHARDS = 4  # each is read for every case
     return os.path.join(root, "store", name).rstrip("/")
 
 
@@ -70,16 +70,17 @@ def check_ring(root: str, acked: tuple[str, ...]) -> None:
 
 
 def prepare_told(root: str) -> None:
-    chronology(root).append([Draft("test", "event 1", details="details 1")])
+    chronology(root).append([Draft("test", f"event {n}", details=f"details {n}") for n in (1, 2)])
 
 
 def tell(root: str, acknowledge: Acknowledge) -> None:
-    """What is seen is told, also what a predecessor was killed over; and then there is something new to tell."""
+    """What is seen is told, also what a predecessor was killed over; and the first time there is something new."""
     ring = chronology(root)
     ring.append([])
     for event in ring.events:
         acknowledge(str(event.number))
-    record(root, lambda number: None)
+    if len(ring.events) < 3:  # in a segment of their own
+        ring.append([Draft("test", f"event {n}", details=f"details {n}") for n in (ring.last + 1, ring.last + 2)])
 
 
 # --- contents and the baseline -------------------------------------------------------------------------------
@@ -294,10 +295,15 @@ def check_changed_back(root: str, acked: tuple[str, ...]) -> None:
 def check_changed_again(root: str, acked: tuple[str, ...]) -> None:
     """Whatever the baseline names is kept: nobody looks at the file before it changes once more."""
     write(root, "later\n")
+    with open(os.path.join(root, "host", "etc", "new.conf"), "w", encoding="utf-8") as file:
+        file.write("new\n")
     one = keeper(root)
     with one.lock.urgent:
         one.look_into("/etc")
     told = [event for event in one.chronology.events if event.source == "file"]
+    new = [event.summary for event in told if event.extra["path"] == "/etc/new.conf"]
+    assert new == ["/etc/new.conf was created (4 bytes)"], "what had been looked at is forgotten"
+    told = [event for event in told if event.extra["path"] == "/etc/app.conf"]
     assert len(told) == 2 or (len(told) == 1 and "seen" not in acked), f"told {len(told)} times"
     details = one.chronology.details(told[-1]) or ""
     sides = ("-after",) if "seen" in acked and "kept" in acked else ("-before", "-after")
@@ -315,20 +321,6 @@ def answer(root: str, acknowledge: Acknowledge) -> None:
         one.finish()
         one.close()
     acknowledge("kept")
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _machine():
-    """A host below the scenario's folder, and few ledgers: each has to be read for every case."""
-    before = os.environ.get("SYNTROP_HOST_ROOT")
-    shards = baseline_module.SHARDS, objects_module.SHARDS
-    baseline_module.SHARDS = objects_module.SHARDS = 4
-    yield
-    baseline_module.SHARDS, objects_module.SHARDS = shards
-    if before is None:
-        os.environ.pop("SYNTROP_HOST_ROOT", None)
-    else:
-        os.environ["SYNTROP_HOST_ROOT"] = before
 
 
 class TestStores(Proofs):

@@ -93,8 +93,11 @@ def test_a_host_without_ipv6_on_loopback_keeps_the_router(machine: Machine) -> N
 
 def test_stopping_the_target_stops_daemons_before_their_sockets(machine: Machine) -> None:
     machine.run("systemctl start contextd.service")
+    # The target is down before what is part of it, whose jobs nobody waited for when `systemctl` returns.
     machine.run("systemctl stop syntrop-sockets.target")
-    assert machine.property("contextd.service", "ActiveState") == "inactive"
+    machine.wait_property("contextd.service", "ActiveState", "inactive")
+    for endpoint in ENDPOINTS:
+        machine.wait_property(endpoint.socket, "ActiveState", "inactive")
     assert machine.run("find /run/syntrop /run/systemd-sentry -type s").stdout == ""
     machine.run("systemctl start syntrop-sockets.target")
     journal = machine.journal()

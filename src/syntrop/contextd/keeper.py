@@ -346,7 +346,7 @@ class Keeper:
         called for a folder (or some names in it) before the folder is looked into, so that nothing falls between.
         """
         self.coverage.missed = False
-        named = self._named_files()
+        named = self._named_files(wanted)
         folders: dict[str, set[str] | None] = {}
         for root in self.coverage.roots:
             for folder in self.coverage.folders(root):
@@ -359,7 +359,13 @@ class Keeper:
             if names is not None:
                 names.add(os.path.basename(path))
         with self.lock.patient:
-            gone = [folder for folder in self.baseline.folders() if folder not in folders]
+            self.finish()
+            gone = []
+            for folder in self.baseline.folders():
+                if folder not in folders:
+                    gone.append(folder)
+                if not wanted():
+                    return 0
         first = not self._progress["scanned"]
         count = files = size = 0
         changes: list[_Change] = []
@@ -414,10 +420,12 @@ class Keeper:
                 changes.append(change)
         return changes
 
-    def _named_files(self) -> set[str]:
+    def _named_files(self, wanted: Callable[[], bool]) -> set[str]:
         """Files outside the watched folders that units name."""
         found: set[str] = set()
         for name in unitfiles.all_names(self.index):
+            if not wanted():
+                break
             unit = unitfiles.load(name, self.index, links=False)
             found.update(path for path in unit.named if self.wants(path))
         return found
