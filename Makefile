@@ -52,6 +52,7 @@ define TEST_PACKAGES
 need() { missing="$$missing $$1"; }
 missing=
 command -v curl >/dev/null || need curl
+command -v bwrap >/dev/null || need bubblewrap
 command -v dbus-daemon >/dev/null || need dbus-daemon
 command -v groff >/dev/null || need groff-base
 command -v unshare >/dev/null || need util-linux

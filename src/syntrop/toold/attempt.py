@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from syntrop.toold.catalog import Call as ToolCall
     from syntrop.toold.changes import Changer, Site
     from syntrop.toold.undo import Record
+    from syntrop.toold.view import Views
 
     T = TypeVar("T")
 
@@ -54,6 +55,7 @@ class State:
         self.change_rate = Rate(settings.changes_per_minute)
         self.unit_rate = Rate(settings.changes_per_unit_per_minute)
         self.groups: str | None = None
+        self._views: Views | None = None
         self._grouped = False
         self._lock_file: int | None = None
         self._recovery = Lock()
@@ -116,6 +118,14 @@ class State:
             self.groups = await loop.thread(take)
             self._grouped = True
         return self.groups
+
+    def views(self) -> Views:
+        """What commands see; made at the first of them."""
+        if self._views is None:
+            from syntrop.toold.view import Views
+
+            self._views = Views(self.daemon.settings.bubblewrap)
+        return self._views
 
 
 class Attempt:
@@ -182,8 +192,8 @@ class Attempt:
         command = commands.build(wanted)
         assert command is not None, wanted.tool.name
         cancel = runner.Cancel()
-        groups = await self._state.group()
-        run = loop.thread(lambda: runner.run(command, cancel=cancel, groups=groups))
+        groups, views = await self._state.group(), self._state.views()
+        run = loop.thread(lambda: runner.run(command, cancel=cancel, groups=groups, views=views))
         run.when_done(lambda _run: cancel.close())
         try:
             outcome = await run

@@ -96,7 +96,7 @@ def _disk_usage(call: Call) -> Command:
     path = call.text("path")
     if path:
         argv += ["--", path]
-    return Command(argv, timeout=call.tool.timeout_ms / 1000, reads=("/proc/self",))
+    return Command(argv, timeout=call.tool.timeout_ms / 1000, reads=("/proc/self",), mounts=True)
 
 
 _BUILDERS: dict[str, Callable[[Call], Command]] = {

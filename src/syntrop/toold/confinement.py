@@ -3,7 +3,8 @@
 
 The layers, all needed: closed descriptors, a session of its own that dies with us, resource limits, no
 capabilities, no-new-privileges, Landlock (`LANDLOCK_MIN` or newer) and our system call filter. Wanted, and used
-where the machine allows them: private namespaces, and a control group (see `runner`).
+where the machine allows them: private namespaces, a view of the declared files only (see `view`), and a control
+group (see `runner`).
 
 Landlock 2 (Linux 5.19) is enough because the filter closes what later versions cover: it has no truncate(2), no
 Internet or Unix sockets, no signals to others, no ioctl(2) on devices. Newer versions are used where they are.
@@ -51,6 +52,7 @@ _STAGES = (
     "system call filter",
     "exec",
     "private /tmp",
+    "view",
 )
 
 
@@ -132,14 +134,16 @@ def start(
     processes: bool = False,
     group: int = -1,
     scratch: str | None = None,
+    view: Sequence[int] = (),
     layers: int = ALL_LAYERS,
     namespaces: bool = True,
 ) -> tuple[int, tuple[str, ...]]:
     """Start a program in the sandbox: its pid, and the namespaces it has for itself. Blocks until it runs.
 
     `out` and `err` stay the caller's. `group` is a descriptor of the folder of a control group, `scratch` a folder
-    that is to be its /tmp. The rules say what it may reach; what it takes to run it at all is added. Only tests
-    leave out layers or namespaces. Raises SandboxError and OSError; then nothing runs.
+    that is to be its /tmp, `view` namespaces that it enters (see `view`). The rules say what it may reach; what it
+    takes to run it at all is added. Only tests leave out layers or namespaces. Raises SandboxError and OSError;
+    then nothing runs.
     """
     library = _library()
     ffi, lib = library.ffi, library.lib
@@ -153,11 +157,12 @@ def start(
     if namespaces:
         # None of the network: it takes milliseconds to make, and nothing from who may not open a socket.
         spec.namespaces = _NEWUSER | _NEWIPC | _NEWUTS | _NEWNS
+    spec.view = [*view, *[-1] * (3 - len(view))]
     if scratch is not None:
         spec.scratch = _text(ffi, kept, scratch)
     spec.landlock.handled_fs, spec.landlock.handled_net = handled_fs, handled_net
     spec.landlock.scoped = scoped
-    _put_rules(ffi, kept, spec.landlock, [*rules, *_to_run(argv[0])])
+    _put_rules(ffi, kept, spec.landlock, [*rules, *to_run(argv[0])])
     pairs = limits.pairs()
     limit_array = ffi.new("struct syn_limit[]", len(pairs))
     for index, (kind, value) in enumerate(pairs):
@@ -238,7 +243,8 @@ _LIBRARIES = ("/usr/lib", "/usr/lib64", "/lib", "/lib64", "/etc/ld.so.cache", "/
 _SHARED = ("/usr/share/zoneinfo", "/usr/share/locale")
 
 
-def _to_run(program: str) -> list[Rule]:
+def to_run(program: str) -> list[Rule]:
+    """What it takes to run a program at all. Raises SandboxError."""
     execute = EXECUTE | READ_FILE
     rules = [Rule(program, execute, optional=False)]
     loader = interpreter(program)

@@ -20,6 +20,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from syntrop.toold.view import View, Views
+
 OUTPUT_MAX = 256 << 10  # bytes of each stream that are kept; a command that prints more is ended
 MEMORY_MAX = 256 << 20  # bytes, by control group
 CPU_PERCENT = 100
@@ -37,9 +39,12 @@ _FOLDERS = ("/usr/sbin", "/usr/bin", "/sbin", "/bin")
 
 
 class Command:
-    """A program and what it needs: seconds, what it reads, which sockets, whether a folder to write in."""
+    """A program and what it needs: seconds, what it reads, which sockets, whether a folder to write in.
 
-    __slots__ = ("argv", "families", "processes", "reads", "scratch", "timeout")
+    `mounts` is for one that is to show how this machine is mounted, and no view of it.
+    """
+
+    __slots__ = ("argv", "families", "mounts", "processes", "reads", "scratch", "timeout")
 
     def __init__(
         self,
@@ -50,8 +55,10 @@ class Command:
         families: Sequence[int] = (),
         scratch: bool = False,
         processes: bool = False,
+        mounts: bool = False,
     ) -> None:
         self.argv = list(argv)
+        self.mounts = mounts
         self.timeout = timeout
         self.reads = tuple(reads)
         self.families = tuple(families)
@@ -60,9 +67,9 @@ class Command:
 
 
 class Outcome:
-    """What a command did. `exit_code` is 128 and the signal if one ended it."""
+    """What a command did. `exit_code` is 128 and the signal if one ended it; `viewed`: it had a view."""
 
-    __slots__ = ("duration", "exit_code", "namespaces", "stderr", "stdout", "timed_out", "truncated")
+    __slots__ = ("duration", "exit_code", "namespaces", "stderr", "stdout", "timed_out", "truncated", "viewed")
 
     def __init__(self) -> None:
         self.exit_code = 0
@@ -71,6 +78,7 @@ class Outcome:
         self.duration = 0.0
         self.timed_out = False
         self.truncated = False
+        self.viewed = False
         self.namespaces: tuple[str, ...] = ()
 
 
@@ -110,12 +118,14 @@ def run(
     *,
     cancel: Cancel | None = None,
     groups: str | None = None,
+    views: Views | None = None,
     layers: int = confinement.ALL_LAYERS,
     namespaces: bool = True,
 ) -> Outcome:
     """Run a command to its end, or to the end of its time. Raises SandboxError and OSError; then nothing is left.
 
-    `groups` is the folder of a control group that is ours (`Delegate=`): the command gets one below it.
+    `groups` is the folder of a control group that is ours (`Delegate=`): the command gets one below it. `views`
+    has a view for it, unless it makes files of its own or wants to see what is mounted.
     """
     with _Scratch(command.scratch) as scratch, _Group(groups) as group:
         argv = [
@@ -129,8 +139,12 @@ def run(
         out_read, out_write = os.pipe2(os.O_CLOEXEC)
         err_read, err_write = os.pipe2(os.O_CLOEXEC)
         ends = [out_write, err_write]
+        view: View | None = None
         try:
             started = monotonic()
+            if views is not None and not (scratch or command.mounts):
+                seen = [rule.path for rule in (*rules, *confinement.to_run(argv[0]))]
+                view = views.take(seen, network=bool(command.families))
             pid, entered = confinement.start(
                 argv,
                 environment=environment,
@@ -143,6 +157,7 @@ def run(
                 processes=command.processes,
                 group=group.handle,
                 scratch=scratch if scratch and not _own_tmp() else None,
+                view=view.namespaces if view is not None else (),
                 layers=layers,
                 namespaces=namespaces,
             )
@@ -153,6 +168,10 @@ def run(
         finally:
             for end in (*ends, out_read, err_read):
                 os.close(end)
+            viewed = view is not None and bool(view.namespaces)
+            if view is not None:
+                view.close()
+        outcome.viewed = viewed
         outcome.namespaces = entered
         outcome.duration = monotonic() - started
         return outcome

@@ -56,6 +56,15 @@ TABLE: tuple[Setting, ...] = (
         maximum=10000,
     ),
     Setting(
+        "bubblewrap",
+        str,
+        "auto",
+        "Whether commands see only the files that their tool declares, and no network interface: where bubblewrap "
+        "works, always (or they do not run), or never.",
+        section="sandbox",
+        choices=("auto", "always", "never"),
+    ),
+    Setting(
         "rollback_count",
         int,
         500,

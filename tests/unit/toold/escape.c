@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/landlock.h>
+#include <netinet/in.h>
 #include <sched.h>
 #include <signal.h>
 #include <stddef.h>
@@ -146,6 +147,17 @@ int main(int argc, char **argv)
     }
     if (!strcmp(way, "inet"))
         return socket(AF_INET, SOCK_STREAM, 0) < 0 ? held("socket") : got_out("has an Internet socket");
+    if (!strcmp(way, "loopback")) { // to what listens on this machine
+        struct sockaddr_in to = {.sin_family = AF_INET, .sin_port = htons(atoi(with)), .sin_addr = {htonl(0x7f000001)}};
+        int s = socket(AF_INET, SOCK_STREAM, 0);
+        if (s < 0 || connect(s, (struct sockaddr *)&to, sizeof to) < 0)
+            return held("connect");
+        return got_out("connected");
+    }
+    if (!strcmp(way, "exists")) { // what Landlock lets everybody know
+        struct stat status;
+        return stat(with, &status) < 0 ? held("stat") : got_out("is there");
+    }
     if (!strcmp(way, "packet"))
         return socket(AF_PACKET, SOCK_RAW, 0) < 0 ? held("socket") : got_out("has a packet socket");
     if (!strcmp(way, "unshare"))

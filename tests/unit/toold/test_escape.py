@@ -21,6 +21,7 @@ import pytest
 
 from syntrop.toold import confinement, runner
 from syntrop.toold.confinement import ALL_LAYERS, CAPS, FDS, LANDLOCK, LIMITS, NNP, SECCOMP
+from syntrop.toold.view import ALWAYS, AUTO, NEVER, Views
 
 OUT, HELD = 0, 7
 
@@ -55,16 +56,21 @@ def attempt(
     namespaces: bool = True,
     scratch: bool = False,
     timeout: float = 30.0,
+    views: Views | None = None,
 ) -> runner.Outcome:
     command = runner.Command([escape, *arguments], timeout=timeout, scratch=scratch, reads=("/proc/self",))
-    return runner.run(command, layers=layers, namespaces=namespaces)
+    return runner.run(command, layers=layers, namespaces=namespaces, views=views)
 
 
 def held_by(escape: str, missing: int, *arguments: str, scratch: bool = False) -> None:
-    """Held with every layer, with and without namespaces; out without these layers."""
+    """Held with every layer, with and without namespaces and a view; out without these layers."""
     for namespaces in (True,) if scratch else (True, False):
-        whole = attempt(escape, *arguments, scratch=scratch, namespaces=namespaces)
-        assert whole.exit_code == HELD, whole.stderr
+        for views in (None, Views(NEVER if scratch else ALWAYS)):
+            whole = attempt(escape, *arguments, scratch=scratch, namespaces=namespaces, views=views)
+            assert whole.exit_code == HELD, whole.stderr
+            if views is not None:
+                assert whole.viewed != scratch
+                views.close()
     less = attempt(escape, *arguments, scratch=scratch, namespaces=scratch, layers=ALL_LAYERS & ~missing)
     assert less.exit_code == OUT, less.stderr
 
@@ -191,6 +197,90 @@ def test_mounts_and_namespaces(escape: str, way: str) -> None:
     assert attempt(escape, way, layers=ALL_LAYERS & ~SECCOMP).exit_code == HELD  # it has no rights to use there
     plain = subprocess.run(["unshare", "--mount", escape, way], capture_output=True, check=False)
     assert plain.returncode == OUT
+
+
+# --- the view that bubblewrap makes --------------------------------------------------------------------------
+
+
+@pytest.fixture
+def views() -> Iterator[Views]:
+    made = Views(ALWAYS)
+    yield made
+    made.close()
+
+
+def test_a_view_holds_where_landlock_does_not(escape: str, outside: Path, views: Views) -> None:
+    (outside / "secret").write_text("secret")
+    path = str(outside / "secret")
+    less = ALL_LAYERS & ~LANDLOCK
+    assert attempt(escape, "read", path, layers=less, views=views).exit_code == HELD
+    assert attempt(escape, "read", path, layers=less).exit_code == OUT
+    # Landlock does not hide what there is, with all of its rights taken.
+    assert attempt(escape, "exists", path, views=views).exit_code == HELD
+    assert attempt(escape, "exists", path).exit_code == OUT
+
+
+def test_a_view_has_no_network(escape: str, views: Views) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = str(listener.getsockname()[1])
+        less = ALL_LAYERS & ~LANDLOCK & ~SECCOMP
+        assert attempt(escape, "loopback", port, layers=less, views=views).exit_code == HELD
+        assert attempt(escape, "loopback", port, layers=less).exit_code == OUT
+        assert attempt(escape, "loopback", port).exit_code == HELD
+
+
+def test_a_view_is_made_once_and_anew_when_a_file_was_replaced(outside: Path, views: Views) -> None:
+    path = outside / "file"
+    command = runner.Command(["cat", str(path)], timeout=30, reads=(str(path),))
+
+    def shown() -> bytes:
+        outcome = runner.run(command, views=views)
+        assert outcome.viewed, outcome.stderr
+        return outcome.stdout
+
+    path.write_text("old")
+    assert shown() == b"old"
+    made = list(views._made.values())
+    path.write_text("changed in place")
+    assert shown() == b"changed in place"
+    assert list(views._made.values()) == made
+    (outside / "new").write_text("new")
+    (outside / "new").rename(path)
+    assert shown() == b"new"
+    assert len(views._made) == 1
+
+
+def test_what_shows_the_mounts_has_no_view(views: Views) -> None:
+    command = runner.Command(["df", "/"], timeout=30, reads=("/proc/self",), mounts=True)
+    outcome = runner.run(command, views=views)
+    assert (outcome.exit_code, outcome.viewed) == (0, False)
+
+
+def test_bubblewrap_is_never_required(escape: str) -> None:
+    """In a thread that Landlock keeps from mounting, as a unit's restrictions would, it really does not work."""
+    import threading
+
+    told: list[object] = []
+
+    def work() -> None:
+        confinement.confine_thread([confinement.Rule("/", confinement.CHANGE | confinement.EXECUTE)])
+        for mode in (AUTO, NEVER, ALWAYS):
+            views = Views(mode)
+            try:
+                outcome = attempt(escape, "nothing", views=views)
+                told.append((outcome.exit_code, outcome.viewed))
+            except confinement.SandboxError as error:
+                told.append(str(error))
+            views.close()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert told[:2] == [(0, False), (0, False)]
+    assert "bubblewrap" in str(told[2])
+
+
+# --- and the other layers again ------------------------------------------------------------------------------
 
 
 def test_descriptors(escape: str, outside: Path) -> None:

@@ -158,6 +158,15 @@ static int enter_group(int folder)
     return done == 1 ? 0 : -1;
 }
 
+// Somebody else's namespaces, made for us. To enter the first gives the rights that the others take.
+static int enter_view(const int *view)
+{
+    for (int i = 0; i < 3 && view[i] >= 0; i++)
+        if (setns(view[i], 0) < 0)
+            return -1;
+    return 0;
+}
+
 static int enter_session(void)
 {
     struct sigaction standard = {.sa_handler = SIG_DFL};
@@ -221,18 +230,20 @@ static void child(const struct syn_spawn *spec, int status, pid_t parent)
     struct sock_fprog program = {(unsigned short)spec->filter_length, (struct sock_filter *)spec->filter};
     int index = 0;
 
-    // In this order: the group, while its folder is open; what takes privileges, before they go; the filter last,
+    // In this order: the group and the view, while their descriptors are open; what takes privileges, before they go; the filter last,
     // since it forbids most of what the others need.
     if (spec->cgroup >= 0 && enter_group(spec->cgroup) < 0)
         failed(fault, SYN_AT_CGROUP, 0);
     else if (spec->layers & SYN_SESSION && enter_session() < 0)
         failed(fault, SYN_AT_SESSION, 0);
+    else if (enter_view(spec->view) < 0)
+        failed(fault, SYN_AT_VIEW, 0);
     else if (set_descriptors(spec, &status) < 0)
         failed(fault, SYN_AT_FDS, 0);
     else if (spec->layers & SYN_LIMITS && set_limits(spec, &index) < 0)
         failed(fault, SYN_AT_LIMITS, index);
     if (!fault->stage)
-        report.namespaces = enter_namespaces(spec->namespaces);
+        report.namespaces = enter_namespaces(spec->namespaces & ~(spec->view[0] >= 0 ? CLONE_NEWUSER : 0));
     if (fault->stage)
         ;
     else if (spec->scratch && bind_scratch(spec->scratch, report.namespaces) < 0)
