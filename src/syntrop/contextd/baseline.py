@@ -62,8 +62,18 @@ class Baseline:
 
     def get(self, path: str) -> Snapshot | None:
         folder, name = os.path.split(path)
-        row = self._rows(folder).get(os.fsencode(name))
-        return None if row is None else _decode(row)
+        number = shard_of(folder)
+        if number not in self._shards:
+            # To find one row is not worth taking the ledger apart.
+            data = ledger.read(self._path(number))
+            row = os.fsencode(path) + b"\0"
+            if row not in data:
+                return None
+            found = ledger.last(data, row)
+            if found is not None:
+                return _decode(found[len(row) :])
+        raw = self._rows(folder).get(os.fsencode(name))
+        return None if raw is None else _decode(raw)
 
     def folder(self, path: str) -> dict[str, Snapshot]:
         """Names and rows of what a folder held."""

@@ -111,6 +111,7 @@ class Keeper:
             self.baseline.clear()
             self._progress["scanned"] = []
         self._unfinished: list[_Change] = []
+        self._commits = self._scanned_at = 0
         self._moved = False
         self._states: dict[str, str] = {}  # files whose change may be on record and not in the baseline
         finished = self._progress["finished"]
@@ -203,6 +204,7 @@ class Keeper:
                     one.new.content = digest
             self.baseline.put({one.path: one.new for one in changes})
             self._unfinished = []
+            self._commits += 1
         if self._moved:
             self._save_progress()
 
@@ -378,6 +380,8 @@ class Keeper:
                 watch(folder, names)
             with self.lock.patient:
                 self.finish()
+                if not changes:
+                    self._scanned_at = self._commits
                 found = self._folder_changes(folder) if names is None else self._file_changes(folder, names)
                 changes += found
                 size += sum(len(one.text or b"") for one in found)
@@ -401,6 +405,8 @@ class Keeper:
 
     def _still(self, changes: list[_Change]) -> list[_Change]:
         """What is still to be told, where others have looked at the same files since."""
+        if self._commits == self._scanned_at:
+            return changes
         found = []
         for one in changes:
             known = self.baseline.get(one.path)

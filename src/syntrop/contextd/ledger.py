@@ -48,6 +48,21 @@ def records(data: bytes) -> list[tuple[int, bytes]]:
     return found
 
 
+def last(data: bytes, prefix: bytes) -> bytes | None:
+    """The last whole record that begins so, found by looking for it alone; None where there may be none.
+
+    `prefix` must not be found within a record's other bytes, or no answer is given where there may be one.
+    """
+    at = data.rfind(prefix) - _HEAD.size
+    if at < 0:
+        return None
+    mark, length, checksum = _HEAD.unpack_from(data, at)
+    payload = data[at + _HEAD.size : at + _HEAD.size + length]
+    if mark != _MARK or len(payload) != length or zlib.crc32(payload) != checksum:
+        return None
+    return payload
+
+
 def read(path: str) -> bytes:
     """The bytes of a ledger; none where there is no file."""
     try:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from syntrop.contextd import ledger
+from syntrop.contextd.baseline import shard_of
 from syntrop.contextd.context import Composer
 from syntrop.contextd.keeper import Keeper, Options
 
@@ -191,6 +192,59 @@ def test_the_context_names_the_removed_drop_in(tmp_path: Path, host: Path) -> No
     assert first["file_path"] == "/etc/systemd/system/app.service.d/x.conf"
     assert first["diff_content"].endswith("-[Service]\n-MemoryMax=1G\n")
     assert first["reason"].startswith("drop-in of app.service")
+
+
+def test_what_others_looked_at_meanwhile_is_told_once_and_in_order(tmp_path: Path, host: Path) -> None:
+    keeper = opened(tmp_path)
+    scan(keeper)
+    write(host, "/etc/app/app.conf", "two\n")
+    later = next(f"/etc/z{n}" for n in range(999) if shard_of(f"/etc/z{n}") > shard_of("/etc/app"))
+    write(host, f"{later}/last.conf", "x\n")
+
+    def between(folder: str, names: set[str] | None) -> None:
+        # The scan has seen the change above, and has not told of it yet.
+        if folder == later and not done:
+            done.append(folder)
+            write(host, "/etc/app/app.conf", "three\n")
+            with keeper.lock.urgent:
+                keeper.look(["/etc/app/app.conf"])
+
+    done: list[str] = []
+    for _ in range(2):
+        keeper.scan(lambda: True, between)
+    told = [event for event in keeper.chronology.events if event.extra["path"] == "/etc/app/app.conf"]
+    assert done and [(keeper.chronology.details(one) or "")[-12:] for one in told] == ["-one\n+three\n"]
+    assert scan(keeper) == []
+
+
+def test_what_was_told_and_not_kept_is_not_told_again(tmp_path: Path, host: Path) -> None:
+    scan(opened(tmp_path))
+    write(host, "/etc/app/app.conf", "two\n")
+    keeper = opened(tmp_path)
+    assert [one.summary for one in keeper.survey(["/etc/app/app.conf"], ["/etc/app"], None)] == [
+        "/etc/app/app.conf changed"
+    ]
+    again = opened(tmp_path)  # as after a crash: it had no time to finish
+    assert scan(again) == []
+    again.close()
+    write(host, "/etc/app/app.conf", "three\n")
+    third = opened(tmp_path)
+    assert [one.summary for one in third.survey(["/etc/app/app.conf"], [], None)] == ["/etc/app/app.conf changed"]
+    assert (third.chronology.details(third.chronology.events[-1]) or "").endswith("-two\n+three\n")
+    write(host, "/etc/app/app.conf", "four\n")
+    third.survey(["/etc/app/app.conf"], [], None)  # finishes what was left first
+    assert (third.chronology.details(third.chronology.events[-1]) or "").endswith("-three\n+four\n")
+
+
+def test_a_file_beside_the_root_has_one_name(tmp_path: Path, host: Path) -> None:
+    write(host, "/etc/systemd/system/app.service", "[Service]\nExecStart=/app --image=/root.img\n")
+    write(host, "/app", "#!/bin/sh\n")
+    scan(opened(tmp_path))
+    write(host, "/app", "#!/bin/bash\n")
+    keeper = opened(tmp_path)
+    assert scan(keeper) == ["/app changed"]
+    with keeper.lock.urgent:
+        assert keeper.look(["/app"]) == []
 
 
 def test_a_lost_key_begins_again(tmp_path: Path) -> None:

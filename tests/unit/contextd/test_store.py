@@ -7,6 +7,8 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from syntrop.contextd import redaction, snapshot
 from syntrop.contextd.baseline import Baseline
@@ -64,6 +66,34 @@ def test_rows_come_back(tmp_path: Path) -> None:
     assert again.get(names[7]).values() == row(7).values()  # type: ignore[union-attr]
     assert set(again.folders()) == {f"/etc/part{n}" for n in range(7)}
     assert len(again.folder("/etc/part6")) == 42
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["/a", "/etc/a", "/x/etc/a", "/etc/a/b", "/etc/ab"]), st.integers(0, 9)),
+        max_size=30,
+    ),
+    st.integers(0, 40),
+)
+def test_one_row_is_found_without_the_others(
+    tmp_path_factory: pytest.TempPathFactory, changes: list[tuple[str, int]], torn: int
+) -> None:
+    """In whatever ledger, with names that are the ends of others, and a torn end."""
+    folder = tmp_path_factory.mktemp("baseline")
+    baseline = Baseline(str(folder))
+    for path, number in changes:
+        baseline.put({path: row(number) if number else None})
+    for file in folder.iterdir():
+        file.write_bytes(file.read_bytes()[: -torn or None])
+    whole = Baseline(str(folder))
+    list(whole.folders())  # all ledgers are taken apart
+    for path, _ in changes:
+        found, known = (
+            Baseline(str(folder)).get(path),
+            whole.folder(os.path.dirname(path)).get(path.split("/")[-1]),
+        )
+        assert (found and found.values()) == (known and known.values())
 
 
 def test_a_ledger_that_is_mostly_history_is_rewritten(tmp_path: Path) -> None:
