@@ -148,7 +148,9 @@ class Live:
                 keeper.open()
                 if not ended:
                     reader.refresh()
-                    keeper.take_in(reader)
+                    # Not through this reader: what it reads it keeps mapped.
+                    with keeper.journals.open() as anew:
+                        keeper.take_in(anew)
 
         def end() -> None:
             with keeper.lock.urgent:  # a look that is under way uses the reader until its end
