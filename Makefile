@@ -3,6 +3,7 @@
 #   make run                       bring the suite up in the foreground
 #   make run ASK="a question"      ask, see the answer, and leave nothing running
 #   make test                      linters, unit, integration and system tests (ARGS=… goes to pytest)
+#   make vm                        limits of control groups, in an emulated machine (root, QEMU, minutes)
 #   make bench                     measure, and print one table
 #   make install                   install on this host (root, systemd)
 #   make clean                     remove what was built here; models and caches stay
@@ -31,9 +32,9 @@ PIP := $(VENV)/bin/python -m pip --disable-pip-version-check --no-input
 override export ASK := $(value ASK)
 export MODEL PORT
 
-.PHONY: run test bench install clean help
+.PHONY: run test vm bench install clean help
 help:
-	@sed -n '3,10s/^# *//p' Makefile
+	@sed -n '3,11s/^# *//p' Makefile
 
 # Debian and its kin: each line is a question and the package that answers it. Elsewhere we only tell.
 define PACKAGES
@@ -126,6 +127,9 @@ run: $(BUILT)
 
 test: $(TESTABLE)
 	$(VENV)/bin/python -m pytest $(ARGS)
+
+vm: $(TESTABLE)
+	$(VENV)/bin/python tests/vm/limits.py
 
 bench: $(TESTABLE)
 	$(VENV)/bin/python tests/bench/run.py $(ARGS)

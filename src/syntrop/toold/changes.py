@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from syntrop.toold.catalog import Call
     from syntrop.toold.policy import Policy
 
+COMPANY_MAX = 200  # units that one may take along when it stops
+_COMPANY = ("RequiredBy", "BoundBy", "RequisiteOf", "ConsistsOf", "PropagatesStopTo")
+_STOPPING = ("unit_stop", "unit_restart")
 ENTRIES_MAX = 2000  # files and folders that one change may remove; each is synced on its own
 
 
@@ -73,6 +76,8 @@ class Changer:
         async with Manager() as manager:
             with loop.deadline(timeout):
                 properties = await self._permitted(manager, call.unit) if call.unit else {}
+                if call.tool.name in _STOPPING:
+                    await self._permit_company(manager, properties)
             if call.tool.name in _DIRECT:
                 with loop.deadline(timeout):
                     return await _DIRECT[call.tool.name](manager, call), None
@@ -93,7 +98,9 @@ class Changer:
         async with Manager() as manager:
             if record.target_unit is not None:
                 with loop.deadline(timeout):
-                    await self._permitted(manager, record.target_unit)
+                    properties = await self._permitted(manager, record.target_unit)
+                    if draft.state is not None and not draft.state.active_after:
+                        await self._permit_company(manager, properties)
             await self._make(draft, manager, timeout)
         return draft
 
@@ -140,6 +147,23 @@ class Changer:
         if properties.get("LoadState") == "not-found":
             raise ChangeError(f"there is no unit {unit}")
         return properties
+
+    async def _permit_company(self, manager: Manager, properties: dict[str, Any]) -> None:
+        """Raises Refused if a unit that is never changed would stop with this one; ChangeError for too many."""
+        unit = str(properties["Id"])
+        seen, waiting = {unit}, [properties]
+        while waiting:
+            found = waiting.pop()
+            for other in (other for kind in _COMPANY for other in found.get(kind, ())):
+                if other in seen:
+                    continue
+                if len(seen) > COMPANY_MAX:
+                    raise ChangeError(f"more than {COMPANY_MAX} units would stop with {unit}")
+                seen.add(other)
+                further = await manager.properties(other)
+                for name in names(further):
+                    self._policy.check_company(unit, name)
+                waiting.append(further)
 
     async def _plan(self, manager: Manager, call: Call, properties: dict[str, Any], timeout: float) -> Record:
         unit = str(properties["Id"])

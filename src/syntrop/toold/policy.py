@@ -29,8 +29,14 @@ UNITS_NEVER = (
     "ssh@*",
     "getty@*",
     "serial-getty@*",
+    "autovt@*",
+    "console-getty.*",
     "emergency.*",
     "rescue.*",
+    "debug-shell.*",
+    "container-shell@*",
+    "container-getty@*",
+    "initrd-*",
     "syntrop*",
     "routerd*",
     "inferenced*",
@@ -98,6 +104,16 @@ class Policy:
     def check_unit(self, unit: str) -> None:
         """Raises Refused unless tools may change this unit. For every name of a unit: aliases count too."""
         _check(f"unit {unit}", unit, UNITS_NEVER, self.units_deny, self.units_allow)
+
+    def check_company(self, unit: str, other: str) -> None:
+        """Raises Refused if `other`, which stops when `unit` does, is one that tools never change.
+
+        Targets, slices and scopes may come along: what they stand for is looked at on its own.
+        """
+        if other.endswith((".target", ".slice", ".scope", ".device")):
+            return
+        if any(fnmatchcase(other, pattern) for pattern in UNITS_NEVER):
+            raise Refused(f"unit {unit} takes {other} along, which is never changed by tools")
 
     def check_file(self, path: str) -> None:
         """Raises Refused unless tools may restore this file, given in plain form."""

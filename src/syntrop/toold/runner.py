@@ -26,6 +26,7 @@ OUTPUT_MAX = 256 << 10  # bytes of each stream that are kept; a command that pri
 MEMORY_MAX = 256 << 20  # bytes, by control group
 CPU_PERCENT = 100
 PIDS_MAX = 32
+_GONE = 30.0  # seconds in which what was killed has to be gone
 ENVIRONMENT = {
     "PATH": "/usr/sbin:/usr/bin",
     "LANG": "C.UTF-8",
@@ -310,12 +311,13 @@ class _Group:
         os.close(self.handle)
         # The members were killed and those that are ours reaped; what init has to reap is gone in a moment.
         watch = select.poll()
-        for _ in range(200):
+        deadline = monotonic() + _GONE
+        while True:
             try:
                 os.rmdir(self._path)
                 return
             except OSError as error:
-                if error.errno != errno.EBUSY:
+                if error.errno != errno.EBUSY or monotonic() > deadline:
                     raise
                 watch.poll(5)
 

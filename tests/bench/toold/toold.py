@@ -31,10 +31,11 @@ TOOLS: dict[str, list[str]] = {"disk_usage": ["/"], "net_listeners": [], "journa
 BAR_TOOL, BAR_REVERT = 10.0, 15.0  # milliseconds
 
 
-def started(folder: str) -> tuple[subprocess.Popen[bytes], str]:
+def started(folder: str, bubblewrap: str) -> tuple[subprocess.Popen[bytes], str]:
     path = os.path.join(folder, "tool1")
     environment = {**os.environ, "PYTHONPATH": str(HERE.parents[2] / "src"), "STATE_DIRECTORY": f"{folder}/state"}
     daemon = [sys.executable, "-m", "syntrop.toold", f"--listen={path}", "--idle-exit-sec=0", "--log-level=err"]
+    daemon.append(f"--bubblewrap={bubblewrap}")
     process = subprocess.Popen(daemon, env=environment)
     for _ in range(1000):
         with socket.socket(socket.AF_UNIX) as probe:
@@ -117,11 +118,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=50)
     parser.add_argument("--folder", default=None, help="where the journal lies (default: the temporary folder)")
+    parser.add_argument("--bubblewrap", default="auto", help="toold's setting: auto, always, never")
     options = parser.parse_args()
     folder = tempfile.mkdtemp(prefix="toold-bench-", dir=options.folder)
     try:
         os.mkdir(f"{folder}/state")
-        process, path = started(folder)
+        process, path = started(folder, options.bubblewrap)
         try:
             times = loop.run(measure(path, options.rounds))
         finally:

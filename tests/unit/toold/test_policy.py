@@ -35,6 +35,9 @@ NEVER = [
     "ssh@1.service",
     "user@0.service",
     "getty@tty1.service",
+    "autovt@tty2.service",
+    "systemd-journald@other.service",
+    "debug-shell.service",
     "multi-user.target",
     "toold.service",
     "toold.socket",
@@ -53,6 +56,15 @@ NEVER = [
 def test_no_setting_opens_the_core(unit: str) -> None:
     with pytest.raises(Refused, match="never"):
         Policy(units_allow=["*", unit]).check_unit(unit)
+
+
+def test_what_stops_with_a_unit() -> None:
+    policy = Policy()
+    for other in ("nginx.service", "multi-user.target", "system.slice"):
+        policy.check_company("base.service", other)
+    for other in ("sshd.service", "dbus.socket", "systemd-logind.service", "toold.service"):
+        with pytest.raises(Refused, match=f"takes {other} along"):
+            policy.check_company("base.service", other)
 
 
 def test_globs() -> None:
