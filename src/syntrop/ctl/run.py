@@ -44,7 +44,8 @@ async def execute(name: str, arguments: Sequence[str], unit: str | None, as_json
     """Run a tool; its own exit status."""
     parameters: dict[str, Any] = {"name": name, "args": list(arguments), "allowInteractiveAuthentication": True}
     if unit is not None:
-        parameters["target_unit"] = unit
+        # As `systemctl` completes it; what is no name of a unit at all is refused by toold.
+        parameters["target_unit"] = unit if "." in unit or not unit else f"{unit}.service"
     reply = await tooling.ask("ExecuteTool", parameters)
     result = reply["result"]
     if as_json:
@@ -52,6 +53,8 @@ async def execute(name: str, arguments: Sequence[str], unit: str | None, as_json
     else:
         sys.stdout.write(result["stdout"])
         sys.stderr.write(result["stderr"])
+        if not (result["stdout"] or result["stderr"] or result["exit_code"]):
+            print("nothing to show", file=sys.stderr)
         if reply.get("rollback_id"):
             print(f"to take it back: syntropctl rollback {reply['rollback_id']}")
     status: int = result["exit_code"]

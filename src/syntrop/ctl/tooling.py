@@ -52,7 +52,10 @@ def _words(error: VarlinkError) -> str:
     if name == "RollbackNotFound":
         return f"there is no change {given['rollback_id']}; `syntropctl history` lists them"
     if name == "InvalidParameter":
-        return f"not what {given['parameter']} takes; `syntropctl run` tells what each tool takes"
+        if (given["parameter"], given.get("reason")) == ("target_unit", "missing"):
+            return "it needs a unit: --unit UNIT"
+        why = given.get("reason") or "not what it takes"
+        return f"{given['parameter']}: {why}; `syntropctl run` tells what each tool takes"
     if name == "Timeout":
         return f"not done within {given['limit_ms'] / 1000:g} s, and ended"
     if name in ("ExecutionFailed", "PermissionDenied") and "reason" in given:

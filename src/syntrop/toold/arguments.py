@@ -26,11 +26,11 @@ _PROPERTY = re.compile(r"[A-Z][A-Za-z0-9]{1,63}")
 
 
 class Unsound(Exception):
-    """An argument is not what its parameter takes: `parameter` is its name, the text says why."""
+    """An argument is not what its parameter takes: `parameter` is its name, `reason` says why."""
 
     def __init__(self, parameter: str, reason: str) -> None:
         super().__init__(f"{parameter}: {reason}")
-        self.parameter = parameter
+        self.parameter, self.reason = parameter, reason
 
 
 class Parameter:

@@ -54,7 +54,8 @@ class Tool1:
         try:
             wanted = catalog.parse(tool, args, target_unit)
         except arguments.Unsound as error:
-            raise VarlinkError(_INTERFACE + "InvalidParameter", parameter=error.parameter) from None
+            wrong = {"parameter": error.parameter, "reason": error.reason}
+            raise VarlinkError(_INTERFACE + "InvalidParameter", **wrong) from None
         state = await self._ready()
         attempt = Attempt(state, call, str(wanted), tool.mode, wanted.unit)
         await attempt.authorize(_right(tool), allowInteractiveAuthentication)

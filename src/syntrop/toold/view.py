@@ -62,7 +62,7 @@ class Views:
             if not self._trouble:
                 try:
                     return self._of(_mounted(paths), network).copy()
-                except (OSError, ValueError, KeyError, subprocess.SubprocessError) as error:
+                except (OSError, ValueError, KeyError, SandboxError, subprocess.SubprocessError) as error:
                     # Asked once: what forbids it (RestrictSUIDSGID=, a kernel's settings) will go on to do so.
                     self._trouble = str(error)
                     journal.debug(f"Commands see the whole machine, as bubblewrap makes no view: {error}")
@@ -108,7 +108,7 @@ def _mounted(paths: Sequence[str]) -> list[str]:
 
 
 def _make(paths: Sequence[str], network: bool) -> View:
-    """Raises OSError, ValueError, KeyError and SubprocessError: then there is none."""
+    """Raises OSError, ValueError, KeyError, SandboxError and SubprocessError: then there is none."""
     # A program that says when all is mounted, and stays until we hold its namespaces.
     from syntrop.toold.runner import find_program
 

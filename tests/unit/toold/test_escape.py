@@ -280,6 +280,13 @@ def test_bubblewrap_is_never_required(escape: str) -> None:
     assert "bubblewrap" in str(told[2])
 
 
+def test_where_it_is_not_installed(escape: str, outside: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "_FOLDERS", (str(outside),))
+    assert attempt(escape, "nothing", views=Views(AUTO)).exit_code == 0
+    with pytest.raises(confinement.SandboxError, match="not installed"):
+        attempt(escape, "nothing", views=Views(ALWAYS))
+
+
 # --- and the other layers again ------------------------------------------------------------------------------
 
 
