@@ -137,8 +137,12 @@ class Catalogue:
         except FileNotFoundError:
             raise NoSuchModel(str(identifier)) from None
         try:
+            status = os.fstat(handle)
+            # Whoever prunes lets us wait until it is done: then it is too late.
+            if not status.st_nlink or (several is not None and not os.path.exists(self._manifest_path(model))):
+                raise NoSuchModel(str(identifier))
             self._used(model)
-            return handle, os.fstat(handle).st_size, digest
+            return handle, status.st_size, digest
         except BaseException:
             os.close(handle)
             raise

@@ -6,6 +6,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import signal
 
 from syntrop.common import paths
 
@@ -164,22 +165,72 @@ def digest(handle: int, wanted: Callable[[], bool], progress: Callable[[int], ob
     return None
 
 
-def in_use(path: str) -> bool:
-    """Whether anybody has the file open or mapped: the kernel grants a write lease to its sole user only.
+class Leases:
+    """Files that nobody else has open or mapped, and that nobody can open before we let go of them.
 
-    Where that cannot be found out, it is taken to be in use.
+    The kernel grants a write lease (fcntl(2)) to a file's sole user only; whoever opens the file meanwhile waits.
     """
+
+    HELD_MAX = 5000  # descriptors: more than the files of one model
+
+    def __init__(self) -> None:
+        import resource
+
+        # The others need some, too.
+        self._max = min(self.HELD_MAX, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
+        self._held: dict[str, int] = {}
+        self._full = False
+
+    def take(self, *paths: str) -> bool:
+        """Whether none of these is in use; they are held then. One that is not there is not in use.
+
+        Where the file system has no leases, every file is taken to be in use; so is any once there are too many.
+        Raises OSError.
+        """
+        taken: dict[str, int] = {}
+        try:
+            for path in paths:
+                self._full = self._full or len(self._held) + len(taken) >= self._max
+                if path in self._held:
+                    continue  # of another model too
+                if self._full or not _lease(path, taken):
+                    return False
+            self._held |= taken
+            taken = {}
+            return True
+        finally:
+            _close_all(taken)
+
+    def __enter__(self) -> Leases:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        """Let go of all."""
+        held, self._held = self._held, {}
+        _close_all(held)
+
+
+def _lease(path: str, taken: dict[str, int]) -> bool:
     try:
-        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except FileNotFoundError:
-        return False
+        return True
+    except BlockingIOError:
+        return False  # somebody else holds it
     try:
+        # Whoever waits for us has the kernel send a signal, which by default ends the process. This one does not.
+        fcntl.fcntl(handle, fcntl.F_SETSIG, signal.SIGURG)
         fcntl.fcntl(handle, fcntl.F_SETLEASE, fcntl.F_WRLCK)
     except OSError:
-        return True
-    finally:
         os.close(handle)
-    return False
+        return False
+    taken[path] = handle
+    return True
+
+
+def _close_all(handles: dict[str, int]) -> None:
+    for handle in handles.values():
+        os.close(handle)
 
 
 def free_bytes(folder: str) -> int:

@@ -183,7 +183,11 @@ class Pulls:
             handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         except FileNotFoundError:
             return None
-        return Piece(file.path, handle, None, file.digest, os.fstat(handle).st_size)
+        status = os.fstat(handle)
+        if not status.st_nlink:  # pruned while we waited for it
+            os.close(handle)
+            return None
+        return Piece(file.path, handle, None, file.digest, status.st_size)
 
     async def _fetch(
         self, client: Client, file: Remote, download: Download, pieces: list[Piece], arrived: list[Incoming]

@@ -197,18 +197,24 @@ class Store(Catalogue):
             return []
         if not os.path.isdir(self.blobs):
             raise OutOfSpace(request, max(0, request - missing), 0, 0, 0)
+        removed: list[Entry] = []
         with self.locked():
             index = self.index()
             excess = self._missing(index, request)
-            busy = {one for one in index.parts if one not in index.pins and self._busy(one, index)}
-            _, removable = room.choose(
-                1 << 62, index.parts.keys() - index.pins - busy, index.parts, index.sizes, lambda _: False
-            )
-            if removable < excess:
-                pinned = sum(index.models[one] for one in index.models.keys() & index.pins)
-                used = sum(index.models[one] for one in busy & index.models.keys())
-                raise OutOfSpace(request, max(0, request - excess), removable, pinned, used)
-            return self._evict(index, excess)[1]
+            while excess > 0:
+                candidates = index.parts.keys() - index.pins
+                busy = {one for one in candidates if self._is_busy(one, index)}
+                _, removable = room.choose(1 << 62, candidates - busy, index.parts, index.sizes, lambda _: False)
+                if removable < excess:
+                    pinned = sum(index.models[one] for one in index.models.keys() & index.pins)
+                    used = sum(index.models[one] for one in busy & index.models.keys())
+                    raise OutOfSpace(request, max(0, request - excess), removable, pinned, used)
+                # Less than that when somebody opened one of them just now.
+                reclaimed, gone = self._evict(index, excess)
+                removed += gone
+                excess -= reclaimed
+                index = self._read(None)
+        return removed
 
     def prepare(self) -> None:
         """Make the folders, durably."""
@@ -290,9 +296,8 @@ class Store(Catalogue):
                 continue
         return 0
 
-    def _busy(self, model: str, index: Index) -> bool:
-        paths = [*map(self._blob, index.parts[model]), self._manifest_path(model)]
-        return any(map(disk.in_use, paths))
+    def _paths(self, model: str, index: Index) -> list[str]:
+        return [*map(self._blob, index.parts[model]), self._manifest_path(model)]
 
     def _missing(self, index: Index | None, request: int) -> int:
         """Bytes that lack; the index is needed for a quota only."""
@@ -302,17 +307,42 @@ class Store(Catalogue):
         free = self._free(self.root) if self.floor else request
         return room.missing(request, stored=stored, quota=self.quota, free=free, floor=self.floor)
 
+    def _is_busy(self, model: str, index: Index) -> bool:
+        with disk.Leases() as leases:
+            return not leases.take(*self._paths(model, index))
+
     def _evict(self, index: Index, excess: int) -> tuple[int, list[Entry]]:
         """Remove models, those used longest ago first. The lock is held."""
-        order = [*index.orphans, *sorted(index.models.keys() - index.pins, key=self._last_used)]
-        gone, reclaimed = room.choose(excess, order, index.parts, index.sizes, lambda one: self._busy(one, index))
-        entries = []
-        for one in gone:
-            if one in index.models:
-                name, tag = index.names.get(one, (None, None))
-                entries.append(self._entry(one, name, tag, index.models[one], False))
-        self._remove(index, gone)
+        reclaimed = 0
+        entries: list[Entry] = []
+        while reclaimed < excess:
+            more, gone, any_gone = self._evict_some(index, excess - reclaimed)
+            reclaimed += more
+            entries += gone
+            if not any_gone:
+                break
+            index = self._read(None)
         return reclaimed, entries
+
+    def _evict_some(self, index: Index, excess: int) -> tuple[int, list[Entry], bool]:
+        """As many as can be held at once: nobody can open them from when they are chosen until they are gone.
+
+        Tells whether there was anything, be it a file of no model.
+        """
+        order = [*index.orphans, *sorted(index.models.keys() - index.pins, key=self._last_used)]
+        with disk.Leases() as leases:
+            gone, reclaimed = room.choose(
+                excess, order, index.parts, index.sizes, lambda one: not leases.take(*self._paths(one, index))
+            )
+            entries = []
+            for one in gone:
+                if one in index.models:
+                    # Not by opening it, which would wait for ourselves.
+                    note = self._known_notes.get(one) or self._read_note(one) or {}
+                    name, tag = index.names.get(one, (None, None))
+                    entries.append(Entry(one, name, tag, index.models[one], False, note.get("format", "unknown")))
+            self._remove(index, gone)
+        return reclaimed, entries, bool(gone)
 
     def _remove(self, index: Index, models: list[str]) -> None:
         """Names first, then manifests, then files that no other model needs."""

@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import struct
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from syntrop.common import memfd
-from syntrop.modeld import fsck, incoming, naming, sealed
-from syntrop.modeld.catalogue import Entry
+from syntrop.modeld import disk, fsck, incoming, naming, sealed
+from syntrop.modeld.catalogue import Entry, Index
 from syntrop.modeld.faults import InUse, NoSuchModel, OutOfSpace, Stopped, Unsuitable
 from syntrop.modeld.incoming import Incoming
 from syntrop.modeld.store import Store
@@ -152,6 +153,111 @@ def test_a_quota_makes_room_by_last_use(tmp_path: Path, gguf_file: Make) -> None
     os.close(held)
     with pytest.raises(OutOfSpace):
         add(Store(str(tmp_path / "other"), quota=100), tmp_path, gguf_file("e", 2500), "e")
+
+
+def test_nothing_that_is_open_is_removed_however_they_race(tmp_path: Path, gguf_file: Make) -> None:
+    """Who has opened a model has it in the store until it is closed; who comes too late is told so."""
+    root = str(tmp_path / "store")
+    store, other = Store(root), Store(root)
+    data = gguf_file("raced")
+    folder = whole()
+    digest = add(store, tmp_path, data, "raced").digest
+    opened_ = threading.Event()
+    over = threading.Event()
+    faults: list[object] = []
+    counts = {"opened": 0, "late": 0}
+
+    def opening(store: Store, identifier: naming.Identifier, file: str | None) -> None:
+        try:
+            while not over.is_set():
+                try:
+                    handle, _, digest = store.open(identifier, file)
+                except NoSuchModel:
+                    counts["late"] += 1
+                    continue
+                try:
+                    opened_.set()
+                    counts["opened"] += 1
+                    if not os.fstat(handle).st_nlink or not os.path.exists(store._blob(digest)):
+                        faults.append(f"{identifier} was removed while it was open")
+                finally:
+                    os.close(handle)
+        except BaseException as error:
+            faults.append(error)
+            raise
+
+    askers = [
+        threading.Thread(target=opening, args=asker)
+        for asker in (
+            (store, naming.parse("raced"), None),
+            (other, naming.parse(naming.digest_id(digest)), None),
+            (other, naming.parse("folder"), "model.safetensors"),
+        )
+    ]
+    for asker in askers:
+        asker.start()
+    try:
+        for _ in range(20):
+            add(store, tmp_path, data, "raced")
+            add_folder(store, tmp_path, folder, "folder")
+            opened_.clear()
+            opened_.wait(60)
+            other.prune(0)
+    finally:
+        over.set()
+        for asker in askers:
+            asker.join()
+    assert not faults
+    assert counts["opened"]
+    # Alone, there is nothing that keeps them.
+    store.prune(0)
+    assert store.entries() == []
+    assert files(root) == []
+
+
+def test_what_was_found_closed_cannot_be_opened_before_it_is_gone(tmp_path: Path, gguf_file: Make) -> None:
+    opener = Store(str(tmp_path / "store"))
+    digest = add(opener, tmp_path, gguf_file(), "m").digest
+    identifier = naming.Identifier(digest=digest)
+    got: list[int] = []
+    late: list[NoSuchModel] = []
+
+    def open_it() -> None:
+        try:
+            got.append(opener.open(identifier)[0])
+        except NoSuchModel as error:
+            late.append(error)
+
+    asker = threading.Thread(target=open_it)
+
+    class Watched(Store):
+        def _remove(self, index: Index, models: list[str]) -> None:
+            asker.start()
+            asker.join(0.3)  # all the time that it needs, if only it could
+            super()._remove(index, models)
+
+    Watched(opener.root).prune(0)
+    asker.join()
+    assert (got, len(late)) == ([], 1)
+
+
+def test_more_models_go_than_can_be_held_at_once(
+    store: Store, tmp_path: Path, gguf_file: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(disk.Leases, "HELD_MAX", 4)
+    entries = [add(store, tmp_path, gguf_file(str(number)), f"m{number}") for number in range(9)]
+    shared = add_folder(store, tmp_path, whole(), "folder")
+    reclaimed, removed = store.prune(shared.size)
+    assert (reclaimed, removed) == (sum(one.size for one in entries), [one.digest for one in entries])
+    assert [one.id for one in store.entries()] == ["folder:latest"]
+
+
+def test_the_order_holds_where_files_are_shared(store: Store, tmp_path: Path, gguf_file: Make) -> None:
+    first = add_folder(store, tmp_path, whole(), "first")
+    second = add_folder(store, tmp_path, {**whole(), "LICENSE": b"free"}, "second")
+    third = add(store, tmp_path, gguf_file(), "third")
+    # Only both together give back what they share.
+    assert store.prune(third.size) == (second.size, [first.digest, second.digest])
 
 
 def test_a_floor_of_free_space(tmp_path: Path, gguf_file: Make) -> None:
