@@ -68,6 +68,7 @@ class Composer:
                     tell.package(i.event, i.reason) for i in items if i.event.source == "package"
                 ],
                 "summary": summarise(unit, items, failed, events),
+                "watched_since_us": keeper.watched_since_us,
                 "events": [tell.event(item.event, item.reason) for item in items],
                 "failed_us": failed,
                 "boot_id": boot_id() or None,
@@ -178,9 +179,7 @@ def printable(text: str) -> str:
 
 def summarise(unit: Unit, items: list[Item], failed_us: int | None, events: list[Event]) -> str:
     """The context in a few words."""
-    if failed_us is None:
-        began = f"{unit.name} has not failed in this time."
-    else:
+    if failed_us is not None:
         why = next(
             (
                 e.extra["result"]
@@ -191,16 +190,25 @@ def summarise(unit: Unit, items: list[Item], failed_us: int | None, events: list
         )
         clock = strftime("%Y-%m-%d %H:%M:%S", localtime(failed_us // 1_000_000))
         began = f"{unit.name} failed at {clock}{f' ({why})' if why else ''}."
+    elif exists(unit) or any(one.unit == unit.name for one in events):
+        began = f"{unit.name} has not failed in this time."
+    else:
+        return f"There is no file of a unit {unit.name}, and nothing is on record of it."
     causes = [one for one in items if one.event.source in ("file", "package", "kernel") and one.score >= 0.2]
     if not causes:
-        return f"{began} Nothing that is near to it changed before."
+        return f"{began} Nothing that is near to it changed{'' if failed_us is None else ' before'}."
     first = causes[0]
     files = sum(one.event.source == "file" for one in items)
     packages = sum(one.event.source == "package" for one in items)
     return (
-        f"{began} Likeliest cause: {printable(first.event.summary)} ({first.reason})."
-        f" In all {files} files and {packages} packages changed."
+        f"{began} {'Nearest change' if failed_us is None else 'Likeliest cause'}:"
+        f" {printable(first.event.summary)} ({first.reason})."
+        f" In all {_count(files, 'file')} and {_count(packages, 'package')} changed."
     )
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def exists(unit: Unit) -> bool:

@@ -109,7 +109,7 @@ class Keeper:
         if fresh:
             # Digests under a lost key can be compared with nothing: begin again.
             self.baseline.clear()
-            self._progress["scanned"] = []
+            self._progress["scanned"], self._progress["since"] = [], 0
         self._unfinished: list[_Change] = []
         self._commits = self._scanned_at = 0
         self._moved = False
@@ -128,7 +128,7 @@ class Keeper:
         except (FileNotFoundError, ValueError):
             found = None
         progress = found if isinstance(found, dict) else {}
-        for name, default in (("scanned", []), ("journal", ""), ("packages", {}), ("finished", 0)):
+        for name, default in (("scanned", []), ("journal", ""), ("packages", {}), ("finished", 0), ("since", 0)):
             if not isinstance(progress.get(name), type(default)):
                 progress[name] = default
         return progress
@@ -138,6 +138,11 @@ class Keeper:
             self._progress["finished"] = self.chronology.last
         atomic.write_json(os.path.join(self.folder, "progress.json"), self._progress, mode=0o600)
         self._moved = False
+
+    @property
+    def watched_since_us(self) -> int | None:
+        """When the first look at everything ended; None when it has not."""
+        return self._progress["since"] or None
 
     # --- recording -----------------------------------------------------------------------------------------
 
@@ -394,9 +399,11 @@ class Keeper:
             count += len(self._commit(self._still(changes)))
             files += len(changes)
             # What was missed for a failing disk would be told as new when it is there again.
-            if set(self._progress["scanned"]) != set(self.coverage.roots) and not self.coverage.missed:
+            whole = self._progress["since"] and set(self._progress["scanned"]) == set(self.coverage.roots)
+            if not whole and not self.coverage.missed:
                 self.baseline.settle()
                 self._progress["scanned"] = list(self.coverage.roots)
+                self._progress["since"] = self._progress["since"] or now_us()
                 self._save_progress()
                 if first:
                     journal.info(f"Looked at {files} files for the first time", message_id=_MESSAGE_ID_BASELINE)

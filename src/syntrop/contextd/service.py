@@ -59,7 +59,7 @@ class Context1:
         since_us = _since(since_seconds)
         operator = await self._operator(call)
         await self._caught_up()
-        return {"diffs": await self._in_store(lambda: self._diffs(since_us, operator))}
+        return await self._in_store(lambda: self._diffs(since_us, operator))
 
     async def ListEvents(
         self, call: Call, unit: str | None = None, since_seconds: int | None = None, limit: int | None = None
@@ -218,7 +218,7 @@ class Context1:
                     self._watchers.discard(queue)
                     break
 
-    def _diffs(self, since_us: int, operator: bool) -> list[dict[str, Any]]:
+    def _diffs(self, since_us: int, operator: bool) -> dict[str, Any]:
         from syntrop.contextd.clock import now_us
         from syntrop.contextd.context import Teller
 
@@ -227,7 +227,7 @@ class Context1:
             keeper.open()
             events = keeper.chronology.since(now_us() - since_us, lambda event: event.source == "file")
             tell = Teller(keeper.chronology.details, operator=operator)
-            return [tell.diff(event) for event in events]
+            return {"diffs": [tell.diff(event) for event in events], "watched_since_us": keeper.watched_since_us}
 
     def _events(self, unit: str | None, since_us: int, limit: int, operator: bool) -> list[dict[str, Any]]:
         from syntrop.contextd.clock import now_us

@@ -32,7 +32,11 @@ def run(verb: Coroutine[Any, Any, int]) -> int:
     except (FileNotFoundError, ConnectionRefusedError):
         start = "`syntropctl up`, or `systemctl start syntrop-sockets.target`, starts the suite"
         return fail(f"nobody serves {paths.endpoint(ENDPOINT)}; {start}")
-    except (OSError, VarlinkError, ConnectionLost, InvalidReply) as error:
+    except VarlinkError as error:
+        if error.name == "InvalidParameter":
+            return fail(f"contextd does not take this {error.parameters.get('parameter', 'parameter')}")
+        return fail(str(error))
+    except (OSError, ConnectionLost, InvalidReply) as error:
         return fail(str(error))
 
 

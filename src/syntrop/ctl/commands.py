@@ -85,7 +85,7 @@ def parser() -> argparse.ArgumentParser:
     one.add_argument("unit", nargs="?", metavar="UNIT", help="rank by what this unit has to do with it")
     one.add_argument("--since", type=_span, default=86400, metavar="SPAN", help="90, 15min, 2h, 1d (default: 1d)")
     one.add_argument("--diff", action="store_true", help="show the changes themselves")
-    one.add_argument("--json", action="store_true")
+    one.add_argument("--json", action="store_true", help="print JSON")
     one.set_defaults(run=_drift)
 
     one = verbs.add_parser("events", help="see what happened, follow it, or add to it")
@@ -96,7 +96,7 @@ def parser() -> argparse.ArgumentParser:
     one.add_argument("--record", metavar="SUMMARY", help="record an event")
     one.add_argument("--source", default="operator", metavar="NAME", help="who records it (default: operator)")
     one.add_argument("--details", metavar="TEXT", help="more about what is recorded")
-    one.add_argument("--json", action="store_true")
+    one.add_argument("--json", action="store_true", help="print JSON")
     one.set_defaults(run=_events)
 
     one = verbs.add_parser("run", help="run one of toold's tools, or list them")
@@ -112,7 +112,7 @@ def parser() -> argparse.ArgumentParser:
     one.set_defaults(run=_rollback)
 
     one = verbs.add_parser("history", help="list changes of tools that can be taken back")
-    one.add_argument("--since", type=int, default=86400, metavar="SEC", help="how far to look back, in seconds")
+    one.add_argument("--since", type=_span, default=86400, metavar="SPAN", help="90, 15min, 2h, 1d (default: 1d)")
     one.add_argument("--limit", type=int, default=50, metavar="N", help="most changes to list")
     one.add_argument("--json", action="store_true")
     one.set_defaults(run=_history)
@@ -135,15 +135,29 @@ def parser() -> argparse.ArgumentParser:
     return top
 
 
-def run(arguments: list[str]) -> int:
+def parsed(arguments: list[str]) -> argparse.Namespace:
+    """The options of a command line; exits with a usage where they are none."""
     # argparse drops only the first `--`, and not reliably in a subparser: cut it here.
-    command: list[str] = []
-    if arguments[:1] == ["up"] and "--" in arguments:
+    words: list[str] = []
+    if arguments[:1] in (["up"], ["run"]) and "--" in arguments:
         cut = arguments.index("--")
-        arguments, command = arguments[:cut], arguments[cut + 1 :]
-    options = parser().parse_args(arguments)
-    if command:
-        options.command = command
+        arguments, words = arguments[:cut], arguments[cut + 1 :]
+    top = parser()
+    options, rest = top.parse_known_args(arguments)
+    if options.verb == "run" and not any(one.startswith("-") for one in rest):
+        # Before Python 3.13 it takes a list's words from before an option only.
+        options.arguments += rest + words
+        if options.tool is None and options.arguments:
+            options.tool = options.arguments.pop(0)
+    elif rest:
+        top.error(f"unrecognized arguments: {' '.join(rest)}")
+    elif words:
+        options.command = words
+    return options
+
+
+def run(arguments: list[str]) -> int:
+    options = parsed(arguments)
     status: int = options.run(options)
     return status
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import time
 
 from syntrop.ctl import chronology
 
@@ -25,12 +26,14 @@ async def drift(unit: str | None, since: int, *, diffs: bool, as_json: bool) -> 
             print(f"{chronology.clock(one['timestamp_us'])}  {one.get('summary') or one['file_path']}")
             if diffs:
                 _indent(one["diff_content"])
+        _caveat(found.get("watched_since_us"), since)
         return 0
     context = (await chronology.ask("GetUnitContext", {"unit": unit, "since_seconds": since}))["context"]
     if as_json:
         print(json.dumps(context, indent=2))
         return 0
     _show(context, diffs)
+    _caveat(context.get("watched_since_us"), since)
     return 0
 
 
@@ -51,6 +54,14 @@ def _show(context: dict[str, Any], diffs: bool) -> None:
         print("\njournal of the latest invocation:")
     for entry in entries:
         print(f"    {chronology.clock(entry['timestamp_us'])} {entry.get('identifier') or ''}: {entry['message']}")
+
+
+def _caveat(watched_since_us: int | None, since: int) -> None:
+    """Say so where the time that was asked about began before anybody watched."""
+    if watched_since_us is None:
+        print("\nThe first look at the machine is under way: what changed before it is not known.")
+    elif watched_since_us > (time.time() - since) * 1e6:
+        print(f"\nWatched since {chronology.clock(watched_since_us)}: what changed before is not known.")
 
 
 def _indent(text: str) -> None:

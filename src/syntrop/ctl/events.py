@@ -23,6 +23,8 @@ async def events(unit: str | None, since: int, limit: int, *, as_json: bool) -> 
     if as_json:
         print(json.dumps(found, indent=2))
         return 0
+    if not found:
+        print("nothing was recorded in this time")
     for event in reversed(found):
         _show(event)
     return 0

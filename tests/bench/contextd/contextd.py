@@ -245,7 +245,7 @@ def measure(root: Path, rounds: int) -> dict[str, Any]:
             figures["event recorded, ms (best, median, worst)"] = timed(
                 lambda: client.call(CONTEXT1 + "RecordEvent", source="bench", summary="an event"), rounds
             )
-            figures["drop-in visible after close, ms (best, median, worst)"] = visible(
+            figures["drop-in visible, ms (best, median, worst)"] = visible(
                 launcher, unit, root, rounds
             )
             figures["resident, MiB"] = resident(pid)

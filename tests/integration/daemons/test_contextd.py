@@ -7,6 +7,8 @@ import json
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +17,7 @@ from typing import Any
 import pytest
 
 CONTEXT1 = "io.syntrop.Context1."
+SOURCE = str(Path(__file__).parents[3] / "src")
 PATIENCE = 30.0
 WEB = """
 [Unit]
@@ -81,7 +84,9 @@ def diffs(client: Any) -> dict[str, str]:
 
 def test_what_changed_while_it_slept_is_found(machine: Machine) -> None:
     client = machine.start()
-    assert client.call(CONTEXT1 + "ListRecentDiffs").parameters == {"diffs": []}
+    first = client.call(CONTEXT1 + "ListRecentDiffs").parameters
+    assert first["diffs"] == []
+    assert abs(first["watched_since_us"] / 1e6 - time.time()) < 600
     machine.stop()
     machine.write("/etc/web/web.conf", "listen 80\nworkers 20\n")
     machine.write("/etc/systemd/system/web.service.d/memory.conf", "[Service]\nMemoryMax=1M\n")
@@ -93,6 +98,8 @@ def test_what_changed_while_it_slept_is_found(machine: Machine) -> None:
     assert found["/etc/systemd/system/web.service.d/memory.conf"].endswith("+[Service]\n+MemoryMax=1M\n")
     assert found["/opt/db/db.ini"].endswith("-port=1\n+port=2\n")
     assert "/etc/new/deep/er/file" in found
+    again = client.call(CONTEXT1 + "ListRecentDiffs").parameters
+    assert again["watched_since_us"] == first["watched_since_us"]
 
 
 def test_there_and_back_while_it_slept_is_no_change(machine: Machine) -> None:
@@ -213,6 +220,39 @@ def test_what_cannot_be_honoured_is_refused(
 
 def test_watch_wants_more(machine: Machine) -> None:
     assert machine.start().call(CONTEXT1 + "Watch").error == "org.varlink.service.ExpectedMore"
+
+
+def test_the_command_line(machine: Machine) -> None:
+    def syntropctl(*arguments: str) -> subprocess.CompletedProcess[str]:
+        environment = {**os.environ, "PYTHONPATH": SOURCE, "SYNTROP_RUN_ROOT": str(machine.unit.run)}
+        command = [sys.executable, "-m", "syntrop.ctl", *arguments]
+        return subprocess.run(command, check=False, env=environment, capture_output=True, text=True)
+
+    client = machine.start()
+    assert diffs(client) == {}
+    shown = syntropctl("drift").stdout.splitlines()
+    assert shown[0] == "no file changed in this time"
+    assert shown[-1].startswith("Watched since ") and shown[-1].endswith(": what changed before is not known.")
+    machine.write("/etc/web/web.conf", "listen 80\nworkers 20\n")
+    until(lambda: diffs(client))
+    [line] = [one for one in syntropctl("drift", "--since", "1h").stdout.splitlines() if "/etc" in one]
+    assert line.endswith("  /etc/web/web.conf changed")
+    shown = syntropctl("drift", "web", "--diff").stdout.splitlines()
+    assert shown[0].startswith(
+        "web.service has not failed in this time. Nearest change: /etc/web/web.conf changed"
+    )
+    assert [one for one in shown if "configuration of web.service, " in one and one.endswith(" ago")]
+    assert "    -workers 2" in shown and "    +workers 20" in shown
+    recorded = syntropctl("events", "--record", "replaced the disk", "--unit", "web", "--details", "sdb").stdout
+    shown = syntropctl("events").stdout.splitlines()
+    assert shown[-2].endswith("  file     /etc/web/web.conf changed")
+    assert shown[-1].endswith("  operator replaced the disk [web.service]")
+    [event] = json.loads(syntropctl("events", "--unit", "web", "--limit", "1", "--json").stdout)
+    assert (event["id"], event["details"]) == (recorded.strip(), "sdb")
+    assert syntropctl("events", "--unit", "none").stdout == "nothing was recorded in this time\n"
+    assert syntropctl("drift", "none").stdout.startswith("There is no file of a unit none.service,")
+    refused = syntropctl("drift", "a b")
+    assert (refused.returncode, refused.stderr) == (1, "syntropctl: contextd does not take this unit\n")
 
 
 @pytest.mark.root

@@ -75,6 +75,34 @@ def test_mode_owner_and_attributes_are_changes(tmp_path: Path, host: Path) -> No
     assert keeper.chronology.events[-1].private
 
 
+@pytest.mark.root
+def test_an_owner_is_a_change(tmp_path: Path, host: Path) -> None:
+    scan(opened(tmp_path))
+    status = os.stat(host / "etc/app/app.conf")
+    os.chown(host / "etc/app/app.conf", 12, 34)
+    was = f"{status.st_uid}:{status.st_gid}"
+    assert scan(opened(tmp_path)) == [f"/etc/app/app.conf owner {was} became 12:34"]
+
+
+def test_what_is_binary_large_or_secret_is_told_by_digest(tmp_path: Path, host: Path) -> None:
+    kinds = {"binary": "binary content", "large": "large content", "tls.key": "secret content"}
+    before = {"binary": b"a\0b", "large": b"x" * 300_000, "tls.key": b"hunter2"}
+    for name, data in before.items():
+        (host / "etc/app" / name).write_bytes(data)
+    scan(opened(tmp_path))
+    for name, data in before.items():
+        (host / "etc/app" / name).write_bytes(data[::-1] + b"!")
+    keeper = opened(tmp_path)
+    assert sorted(scan(keeper)) == [f"/etc/app/{name} changed" for name in sorted(before)]
+    for event in keeper.chronology.events:
+        name = event.extra["path"].rpartition("/")[2]
+        old, new = (keeper.chronology.details(event) or "").split("\n")
+        size = len(before[name])
+        assert old.startswith(f"before: {kinds[name]}, {size} bytes, keyed digest ")
+        assert new.startswith(f"after: {kinds[name]}, {size + 1} bytes, keyed digest ")
+        assert old.split()[-1] != new.split()[-1]
+
+
 def test_a_look_that_was_interrupted_tells_of_nothing_later(tmp_path: Path) -> None:
     answers = iter([True, True, False])
     opened(tmp_path).scan(lambda: next(answers, False), lambda folder, names: None)

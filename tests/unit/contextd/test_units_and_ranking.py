@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from syntrop.contextd import difference, ranking, unitfiles
+from syntrop.contextd import context, difference, ranking, unitfiles
 from syntrop.contextd.chronology import Event
 from syntrop.contextd.elf import Libraries
 from syntrop.contextd.ownership import Owners
@@ -195,6 +195,31 @@ def test_a_breakdown_begins_with_its_first_failure() -> None:
         == 5000 * SECOND
     )
     assert ranking.failure_time("other.service", [failed(5000)]) is None
+
+
+def test_the_context_in_a_few_words(root: Path) -> None:
+    write(root, "/etc/systemd/system/web.service", "[Service]\n")
+    unit = load("web.service")
+    change = ranking.Item(
+        event(1, 990, "file", path="/etc/web/web.conf"), 0.8, "configuration, 10 s before it failed"
+    )
+    package = ranking.Item(event(2, 980, "package", n="web"), 0.5, "package")
+    failure = event(3, 1000, "unit", "web.service", k="failed", result="exit-code")
+    told = context.summarise(unit, [change, package, package], 1000 * SECOND, [failure])
+    cause = "Likeliest cause: event 1 (configuration, 10 s before it failed)."
+    assert told.startswith("web.service failed at ") and f" (exit-code). {cause}" in told
+    assert told.endswith("In all 1 file and 2 packages changed.")
+    change.reason = "configuration, 10 s ago"
+    assert context.summarise(unit, [change], None, []) == (
+        "web.service has not failed in this time. Nearest change: event 1 (configuration, 10 s ago)."
+        " In all 1 file and 0 packages changed."
+    )
+    assert context.summarise(unit, [], None, []) == (
+        "web.service has not failed in this time. Nothing that is near to it changed."
+    )
+    assert context.summarise(Unit("none.service"), [change], None, []) == (
+        "There is no file of a unit none.service, and nothing is on record of it."
+    )
 
 
 @given(st.integers(0, 10**13), st.integers(0, 10**13))
