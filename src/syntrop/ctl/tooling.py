@@ -55,7 +55,7 @@ def _words(error: VarlinkError) -> str:
         if (given["parameter"], given.get("reason")) == ("target_unit", "missing"):
             return "it needs a unit: --unit UNIT"
         why = given.get("reason") or "not what it takes"
-        return f"{given['parameter']}: {why}; `syntropctl run` tells what each tool takes"
+        return f"{given['parameter']}: {why}"
     if name == "Timeout":
         return f"not done within {given['limit_ms'] / 1000:g} s, and ended"
     if name in ("ExecutionFailed", "PermissionDenied") and "reason" in given:

@@ -89,9 +89,9 @@ class Tool1:
         from syntrop.toold import undo
 
         if since_seconds < 0:
-            raise VarlinkError(_INTERFACE + "InvalidParameter", parameter="since_seconds")
+            raise VarlinkError(_INTERFACE + "InvalidParameter", parameter="since_seconds", reason="below 0")
         if not 0 <= limit <= 1000:
-            raise VarlinkError(_INTERFACE + "InvalidParameter", parameter="limit")
+            raise VarlinkError(_INTERFACE + "InvalidParameter", parameter="limit", reason="not from 0 to 1000")
         since = time.time_ns() // 1000 - since_seconds * 1_000_000
         try:
             records = await loop.thread(
