@@ -18,12 +18,20 @@ from typing import Any
 import pytest
 
 
+def fault(suite: Any, *words: str, status: int = 1) -> str:
+    return run(suite, *words, status=status).stderr
+
+
 def ctl(suite: Any, *words: str, status: int = 0) -> str:
+    return run(suite, *words, status=status).stdout
+
+
+def run(suite: Any, *words: str, status: int) -> subprocess.CompletedProcess[str]:
     environment = {**suite.environment, "SYNTROP_RUN_ROOT": suite.root}
     command = [sys.executable, "-m", "syntrop.ctl", "models", *words]
     done = subprocess.run(command, check=False, env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == status, done.stderr + suite.log()
-    return done.stdout
+    return done
 
 
 def safetensors(value: int) -> bytes:
@@ -59,6 +67,25 @@ def test_pull_pin_prune(suite: Any, web: tuple[str, Path]) -> None:
     suite.wait_asleep()
 
 
+def test_what_cannot_be_is_said_in_words(suite: Any, tmp_path: Path) -> None:
+    (tmp_path / "weights.bin").write_bytes(b"\x80\x02" * 100)
+    (tmp_path / "good.safetensors").write_bytes(safetensors(3))
+    for words, said in (
+        (("pin", "nobody"), "there is no model 'nobody'; `syntropctl models` lists"),
+        (("import", str(tmp_path / "weights.bin")), "neither a GGUF nor a safetensors file"),
+        (("import", str(tmp_path / "missing")), "missing: No such file or directory"),
+        (("import", str(tmp_path / "good.safetensors"), "--name", "a/b"), "'a/b' cannot be the name of a model"),
+        (("pull", "no//where"), "no//where was not fetched: none of name:tag"),
+    ):
+        err = fault(suite, *words)
+        assert err.startswith("syntropctl: ")
+        assert said in err
+        assert "io.syntrop" not in err
+    ctl(suite, "import", str(tmp_path / "good.safetensors"))
+    ctl(suite, "pin", "good")
+    assert "stay: 1 pinned model" in fault(suite, "prune", "--max-bytes", "0", status=0)
+
+
 def test_a_folder_and_fsck(suite: Any, tmp_path: Path) -> None:
     folder = tmp_path / "Model"
     folder.mkdir()
@@ -78,5 +105,5 @@ def test_a_folder_and_fsck(suite: Any, tmp_path: Path) -> None:
     victim = next(blob for blob in blobs.iterdir() if blob.read_bytes() == safetensors(2))
     victim.chmod(0o600)
     victim.write_bytes(victim.read_bytes()[:-1] + b"!")
-    assert "1 models damaged" in ctl(suite, "fsck", status=1)
+    assert "1 model damaged" in ctl(suite, "fsck", status=1)
     assert json.loads(ctl(suite, "list", "--json")) == []

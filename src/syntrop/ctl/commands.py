@@ -172,7 +172,10 @@ def _port(text: str) -> int:
 def _bytes(text: str) -> int:
     from syntrop.ctl.models import parse_size
 
-    return parse_size(text)
+    try:
+        return parse_size(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _seconds(text: str) -> float:

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 ENDPOINT = "io.syntrop.Model1"
 IMPORT_SEC = 3600.0  # a large file on a slow disk
 FILES_MAX = 250  # descriptors that one message can carry
+OUT_OF_SPACE = ("requested_bytes", "available_bytes", "removable_bytes", "pinned_bytes", "open_bytes")
+PHASES = {"resolving": "looking", "downloading": "downloading", "verifying": "verifying", "done": "stored"}
 UNITS = {"K": 10, "M": 20, "G": 30, "T": 40}
 
 
@@ -34,8 +36,37 @@ def run(verb: Coroutine[Any, Any, int]) -> int:
     except (FileNotFoundError, ConnectionRefusedError):
         start = "`syntropctl up`, or `systemctl start syntrop-sockets.target`, starts the suite"
         return fail(f"nobody serves {paths.endpoint(ENDPOINT)}; {start}")
-    except (OSError, VarlinkError, ConnectionLost, InvalidReply, starter.FetchError) as error:
+    except VarlinkError as error:
+        return fail(explain(error))
+    except (OSError, ConnectionLost, InvalidReply, starter.FetchError) as error:
         return fail(str(error))
+
+
+def explain(error: VarlinkError) -> str:
+    """What went wrong, and what to do about it, in a sentence or two."""
+    name = error.error.rpartition(".")[2]
+    given = {"id": "", "reason": "", "reference": "", **error.parameters}
+    if name == "NoSuchModel":
+        return f"there is no model {given['id']!r}; `syntropctl models` lists what there is"
+    if name == "InvalidIdentifier":
+        rule = "letters, digits, dots, dashes and underscores, as NAME or NAME:TAG"
+        return f"{given['id']!r} cannot be the name of a model: {rule}"
+    if name == "PullFailed":
+        return f"{given['reference']} was not fetched: {given['reason']}"
+    if name == "InvalidParameter" and given["reason"]:
+        where = "" if given.get("parameter") in ("fd", "files") else f"{given.get('parameter')}: "
+        return f"{where}{given['reason']}"
+    if name == "DigestMismatch":
+        return f"its digest is {given.get('actual')}, not {given.get('expected')}; nothing was stored"
+    if name == "OutOfSpace":
+        room = {key.removesuffix("_bytes"): size(error.parameters[key]) for key in OUT_OF_SPACE}
+        return (
+            f"no room for {room['requested']}: {room['available']} are left and {room['removable']} could be "
+            f"removed; {room['pinned']} are pinned and {room['open']} in use"
+        )
+    if name == "PermissionDenied":
+        return "modeld does not let you: it takes root or a member of the group syntrop"
+    return given["reason"] or str(error)
 
 
 async def show(as_json: bool) -> int:
@@ -45,11 +76,11 @@ async def show(as_json: bool) -> int:
         print(json.dumps(entries, indent=2))
         return 0
     if not entries:
-        print("no models; `syntropctl models import FILE` or `syntropctl models fetch-starter --import`")
+        print("no models yet: `syntropctl models pull NAME` or `import FILE`; `fetch-starter --import` to try one")
     for entry in entries:
         pinned = "  pinned" if entry["pinned"] else ""
-        size = _size(entry["size_bytes"])
-        print(f"{entry['id']:<32} {size:>12}  {entry['format']:<12} {entry['digest'][:19]}{pinned}")
+        room = size(entry["size_bytes"])
+        print(f"{entry['id']:<32} {room:>12}  {entry['format']:<12} {entry['digest'][:19]}{pinned}")
     return 0
 
 
@@ -81,7 +112,7 @@ async def pull(
         "allowInteractiveAuthentication": True,
     }
     last = await _stream(
-        "Pull", parameters, (), lambda at: (at["phase"], at["received_bytes"], at.get("total_bytes"))
+        "Pull", parameters, (), lambda at: (PHASES.get(at["phase"], at["phase"]), at["received_bytes"], at.get("total_bytes"))
     )
     entry = last["entry"]
     print(json.dumps(entry, indent=2) if as_json else f"{entry['id']}  {entry['digest']}")
@@ -97,12 +128,17 @@ async def pin(name: str, wanted: bool) -> int:
 async def prune(limit: int, as_json: bool) -> int:
     """Remove the models that were used longest ago, and tell which."""
     done = await _call("Prune", {"max_bytes": limit, "allowInteractiveAuthentication": True})
+    left = await _call("GetStorageStats", {})
+    if left["total_bytes"] > limit:
+        pinned = f"{left['pinned_count']} pinned models" if left["pinned_count"] != 1 else "1 pinned model"
+        stay = f"{size(left['total_bytes'])} stay: {pinned}, and what is open at the moment"
+        print(f"syntropctl: {stay}", file=sys.stderr)
     if as_json:
         print(json.dumps(done, indent=2))
         return 0
     for entry in done.get("entries", ()):
-        print(f"removed {entry['id']}  {_size(entry['size_bytes'])}")
-    print(f"{_size(done['reclaimed_bytes'])} given back")
+        print(f"removed {entry['id']}  {size(entry['size_bytes'])}")
+    print(f"{size(done['reclaimed_bytes'])} given back")
     return 0
 
 
@@ -119,16 +155,22 @@ async def fsck(as_json: bool) -> int:
     else:
         for digest in last["damaged"]:
             print(f"damaged, now in quarantine: {digest}")
-        print(f"{_size(last['checked_bytes'])} read, {len(last['damaged'])} models damaged")
+        damaged = "1 model" if len(last["damaged"]) == 1 else f"{len(last['damaged'])} models"
+        print(f"{size(last['checked_bytes'])} read, {damaged} damaged")
+        if last["damaged"]:
+            print("syntropctl: pull or import them again to have them again", file=sys.stderr)
     return 1 if last["damaged"] else 0
 
 
 def parse_size(text: str) -> int:
-    """Bytes of `500M`, `20G` or a number. Raises ValueError."""
+    """Bytes of `500M`, `20G` or a number. Raises ValueError, whose text says what would do."""
     shift = UNITS.get(text[-1:].upper(), 0)
-    number = float(text[:-1] if shift else text)
+    try:
+        number = float(text[:-1] if shift else text)
+    except ValueError:
+        number = -1.0
     if not 0 <= number < 1 << 53:
-        raise ValueError(text)
+        raise ValueError(f"{text!r} is no size: a number of bytes, or such as 500M or 20G")
     return int(number * (1 << shift))
 
 
@@ -232,5 +274,11 @@ async def _stream(
         client.close()
 
 
-def _size(number: int) -> str:
-    return f"{number / 2**20:.1f} MiB"
+def size(number: int) -> str:
+    """Bytes as people read them: `1.5 GiB`."""
+    value = float(number)
+    for unit in ("B", "KiB", "MiB"):
+        if value < 1024:
+            return f"{number} B" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    return f"{value:.1f} GiB"

@@ -207,8 +207,8 @@ class Bar:
             filled = percent * 30 // 100
             end = "\n" if percent == 100 else ""
             bar = "█" * filled + "░" * (30 - filled)
-            sys.stderr.write(f"\r{phase:<12} {bar} {percent:3} %  {done >> 20} of {total >> 20} MiB{end}")
+            sys.stderr.write(f"\r{phase:<12} {bar} {percent:3} %  {done >> 20} of {-(-total >> 20)} MiB{end}")
         elif percent == 100:
-            sys.stderr.write(f"{phase:<12} {total >> 20} MiB, done\n")
+            sys.stderr.write(f"{phase:<12} {-(-total >> 20)} MiB, done\n")
         self._phase, self._percent = phase, percent
         sys.stderr.flush()

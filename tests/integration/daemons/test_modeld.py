@@ -179,8 +179,24 @@ def test_identifiers_that_none_can_have(modeld: Modeld, id: str) -> None:
     for method in ("Inspect", "Open", "Pin", "Unpin", "Register"):
         reply = modeld.call(method, id=id)
         assert (reply.error, reply.parameters) == (MODEL1 + "InvalidIdentifier", {"id": id}), method
+    for method, more in (
+        ("OpenSealed", {"offset": 0, "length": 1}),
+        ("Import", {"path": "/nowhere"}),
+        ("Pull", {"reference": "smol"}),
+    ):
+        reply = modeld.call(method, id=id, **more)
+        if (method, id) != ("Pull", ""):  # that is as good as none
+            assert (reply.error, reply.parameters) == (MODEL1 + "InvalidIdentifier", {"id": id}), method
     assert modeld.register(model(), id="tiny", tag="../x").error == MODEL1 + "InvalidIdentifier"
     assert modeld.stored() == set()
+
+
+def test_files_that_no_model_has(modeld: Modeld) -> None:
+    modeld.register(model())
+    for file in ("", "../x", "/etc/passwd", "a//b", "a/../b", "a\0", "a\n", ".hidden", "x" * 300, "a/b/c/d/e"):
+        reply = modeld.call("Open", id="tiny", file=file)
+        assert (reply.error, reply.parameters) == (MODEL1 + "InvalidIdentifier", {"id": file})
+    assert modeld.call("Open", id="tiny", file="config.json").error == MODEL1 + "NoSuchModel"
 
 
 @pytest.mark.parametrize("method", ["Inspect", "Open", "Pin", "Unpin"])
