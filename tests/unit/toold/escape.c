@@ -89,10 +89,11 @@ int main(int argc, char **argv)
         return 7;
     }
     if (!strcmp(way, "rename")) { // what may be written, moved to where nothing may
-        int f = open("/tmp/own", O_CREAT | O_WRONLY, 0600);
+        const char *own = argc > 3 ? argv[3] : "/tmp/own";
+        int f = open(own, O_CREAT | O_WRONLY, 0600);
         if (f < 0)
             return held("open");
-        if (rename("/tmp/own", with) < 0 && link("/tmp/own", with) < 0)
+        if (rename(own, with) < 0 && link(own, with) < 0)
             return held("rename");
         return got_out("renamed");
     }
@@ -163,7 +164,7 @@ int main(int argc, char **argv)
     if (!strcmp(way, "unshare"))
         return unshare(CLONE_NEWUSER | CLONE_NEWNS) < 0 ? held("unshare") : got_out("has namespaces");
     if (!strcmp(way, "mount"))
-        return mount("none", "/tmp", "tmpfs", 0, NULL) < 0 ? held("mount") : got_out("mounted");
+        return mount("none", "/usr", "tmpfs", 0, NULL) < 0 ? held("mount") : got_out("mounted");
     if (!strcmp(way, "fd")) { // whatever the parent had open
         int found = 0;
         for (int f = 3; f < 1024; f++)
@@ -238,10 +239,8 @@ int main(int argc, char **argv)
     }
     if (!strcmp(way, "privileges")) // only looked at: what set-id programs would be refused by
         return prctl(PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0) == 1 ? held("no-new-privileges") : got_out("may gain privileges");
-    if (!strcmp(way, "terminal")) { // type into somebody's terminal
-        char key = 'x';
-        return ioctl(0, 0x5412 /* TIOCSTI */, &key) < 0 && errno == ENOTTY ? held("ioctl") : got_out("typed");
-    }
+    if (!strcmp(way, "ioctl")) // one that every descriptor takes, and no tool needs
+        return ioctl(1, 0x5451 /* FIOCLEX */) < 0 ? held("ioctl") : got_out("any ioctl");
     if (!strcmp(way, "handle")) { // open by handle goes round every path
         struct file_handle *handle = calloc(1, sizeof *handle + 128);
         int mount_id;
