@@ -52,7 +52,7 @@ def check(
     paths = [os.path.join(store.blobs, one) for one in sorted(sizes, key=lambda one: -sizes[one])]
     manifests = [name for name in disk.names(store.manifests) if naming.is_hex(name)]
     paths = [os.path.join(store.manifests, name) for name in manifests] + paths
-    report = Report(sum(sizes.values()))
+    report = Report(sum(sizes.values()) + sum(map(_size, paths[: len(manifests)])))
     if not os.path.isdir(store.root):
         return report
     todo: SimpleQueue[str] = queue.SimpleQueue()
@@ -79,6 +79,13 @@ def check(
     if wanted():
         tidy(store, report)
     return report
+
+
+def _size(path: str) -> int:
+    try:
+        return os.stat(path, follow_symlinks=False).st_size
+    except FileNotFoundError:
+        return 0  # pruned meanwhile
 
 
 def _work(

@@ -526,6 +526,22 @@ def test_a_check_finds_damage(modeld: Modeld) -> None:
     assert modeld.call("Check").parameters["damaged"] == []
 
 
+def test_progress_of_a_check(modeld: Modeld) -> None:
+    for name in ("a", "b"):
+        modeld.register(model(name, 30_000_000), name)
+    message = {"method": MODEL1 + "Check", "more": True}
+    modeld.client.socket.sendall(json.dumps(message).encode() + b"\0")
+    data = b""
+    while not data.endswith(b"\0") or json.loads(data.split(b"\0")[-2]).get("continues"):
+        data += modeld.client.socket.recv(65536)
+    replies = [json.loads(one)["parameters"] for one in data.split(b"\0")[:-1]]
+    seen = [one["checked_bytes"] for one in replies]
+    assert seen == sorted(seen)
+    assert len(replies) >= 2
+    assert (replies[-1]["checked_bytes"], replies[-1]["damaged"]) == (replies[-1]["total_bytes"], [])
+    assert replies[-1]["total_bytes"] > 60_000_000
+
+
 def test_every_built_method_is_in_the_interface() -> None:
     from syntrop.modeld.service import Model1
 
