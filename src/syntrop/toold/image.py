@@ -15,6 +15,8 @@ import hashlib
 import os
 import stat
 
+from syntrop.common import paths
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
@@ -275,10 +277,12 @@ def _xattrs(where: int | str) -> dict[str, bytes]:
 
 
 def _settable(name: str) -> bool:
-    # These want capabilities that toold does not have (CAP_SYS_ADMIN, CAP_SETFCAP) unless it is root itself.
-    return os.geteuid() == 0 or not (
-        name.startswith("trusted.") or name in ("security.capability", "security.ima", "security.evm")
-    )
+    """Whether we may give a file an attribute that it has: these want capabilities that only root has here."""
+    if os.geteuid() == 0:
+        return True
+    if name == "security.selinux":  # the policy's to allow, and no capability needed; but only where there is one
+        return os.path.isdir(paths.sys("fs", "selinux"))
+    return not name.startswith(("trusted.", "security."))
 
 
 def restore(image: Image, path: str, temporary: str) -> None:

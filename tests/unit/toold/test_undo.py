@@ -107,6 +107,54 @@ def test_links_and_folders_and_absence(tmp_path: Path) -> None:
     assert not nothing.exists()
 
 
+@pytest.mark.root
+@pytest.mark.parametrize("kind", [FILE, LINK, FOLDER])
+def test_the_label_comes_back(tmp_path: Path, kind: str) -> None:
+    """SELinux's, which is an extended attribute wherever SELinux is."""
+    path, label = tmp_path / "labelled", b"system_u:object_r:etc_t:s0\0"
+    if kind == LINK:
+        path.symlink_to("elsewhere")
+    elif kind == FOLDER:
+        path.mkdir()
+    else:
+        path.write_text("content")
+    os.setxattr(path, "security.selinux", label, follow_symlinks=False)
+    kept = image.capture(str(path))
+    if kind == FOLDER:
+        path.rmdir()
+    else:
+        path.unlink()
+    image.restore(kept, str(path), ".temporary")
+    image.verify(kept, str(path))
+    assert os.getxattr(path, "security.selinux", follow_symlinks=False) == label
+    os.setxattr(path, "security.selinux", b"other\0", follow_symlinks=False)
+    with pytest.raises(Mismatch):
+        image.verify(kept, str(path))
+
+
+@pytest.mark.root
+def test_a_label_that_could_not_be_set_again_is_seen_before_anything_is_touched() -> None:
+    """By the account that toold has, where there is no SELinux to allow it."""
+    import tempfile
+
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
+        os.chmod(folder, 0o755)
+        path = made(Path(folder, "file"), mode=0o644)
+        os.setxattr(path, "security.selinux", b"system_u:object_r:etc_t:s0\0")
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                os.environ["SYNTROP_SYS_ROOT"] = folder
+                os.setuid(65534)
+                image.capture(str(path))
+            except Unrestorable as error:
+                code = 0 if "security.selinux" in str(error) else 2
+            finally:
+                os._exit(code)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
 def test_what_could_not_be_put_back_is_not_touched(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
     with pytest.raises(Unrestorable):
