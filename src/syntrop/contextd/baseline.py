@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 SHARDS = 128
-_CACHED = 24
+_CACHED = 12  # ledgers in memory: a unit's files are in about half of that
 
 
 class _Shard:

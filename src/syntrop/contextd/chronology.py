@@ -200,6 +200,12 @@ class Chronology:
         """Number of the newest event; 0 where there is none."""
         return self._next - 1
 
+    def trust(self, finished: int) -> None:
+        """Take what is seen for safe if this event is the newest: that it was safe was noted. Not an empty segment."""
+        if self._segments and self._segments[-1].first <= finished and self.last <= finished:
+            ledger.trust(self._folder)
+            ledger.trust(self._segments[-1].path)
+
     def append(self, drafts: Sequence[Draft]) -> list[Event]:
         """Record events; they are on the disk when this returns. Raises OSError, with nothing recorded.
 

@@ -51,6 +51,7 @@ class Composer:
             own = [*unit.files, *(path for path in unit.named if self._watched(path))]
             with keeper.journals.open() as reader:
                 keeper.survey(own, unitfiles.drop_in_folders(unit), reader)
+            with keeper.journals.open() as reader:  # anew, or all that was mapped for the news stays so
                 entries = invocation(reader, name, ENTRIES_MAX) if operator and reader is not None else []
             now = now_us()
             events = keeper.chronology.since(now - since_us)

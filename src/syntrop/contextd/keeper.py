@@ -95,8 +95,11 @@ class Keeper:
         """Read what is needed of the store. Raises OSError."""
         if self._opened:
             return
-        ledger.settle(self.folder)  # the key and the progress that are seen there are built upon
-        self._key, fresh = redaction.load_key(os.path.join(self.folder, "key"))
+        # The key and the progress that are seen there are built upon.
+        # There is no key before the folder's name is safe.
+        key = os.path.join(self.folder, "key")
+        ledger.settle(self.folder, named=os.path.lexists(key))
+        self._key, fresh = redaction.load_key(key)
         self.chronology = Chronology(
             os.path.join(self.folder, "chronology"),
             events_max=self.options.events_max,
@@ -115,6 +118,7 @@ class Keeper:
         self._moved = False
         self._states: dict[str, str] = {}  # files whose change may be on record and not in the baseline
         finished = self._progress["finished"]
+        self.chronology.trust(finished)
         for event in self.chronology.newest(lambda one: one.number > finished):
             if event.source == "file":
                 self._states.setdefault(event.extra.get("path", ""), event.extra.get("to", ""))

@@ -178,19 +178,21 @@ def _sync(path: str, flags: int) -> None:
         os.close(handle)
 
 
-def settle(folder: str) -> None:
+def settle(folder: str, *, named: bool = False) -> None:
     """Make a folder of ledgers with the folders above it, and make the names seen there safe, once in a process.
 
     Whoever wrote there last may have been killed before it came to a sync: its records and names are seen, and
     would be built upon, but a power loss could still take them away. Records: see `settle_file`.
+    `named`: something in it tells that its own name is safe.
     """
     if folder in _settled:
         return
     parent = os.path.dirname(folder)
     fresh = make_folder(folder)
-    if parent not in _settled:
-        _sync(os.path.dirname(parent), os.O_RDONLY | os.O_DIRECTORY)
-    if fresh or parent not in _settled:
+    known = not fresh and (named or parent in _settled)
+    if not known:
+        if parent not in _settled:
+            _sync(os.path.dirname(parent), os.O_RDONLY | os.O_DIRECTORY)
         _sync(parent, os.O_RDONLY | os.O_DIRECTORY)
     sync_folder(folder)
     _settled.add(folder)
@@ -207,6 +209,11 @@ def settle_file(path: str) -> None:
         except FileNotFoundError:
             return
         _settled.add(path)
+
+
+def trust(path: str) -> None:
+    """Note that what is seen of a folder or a ledger is safe: something that was written after it says so."""
+    _settled.add(path)
 
 
 def make_folder(folder: str) -> bool:
