@@ -111,9 +111,11 @@ async def pull(
         "digest": digest,
         "allowInteractiveAuthentication": True,
     }
-    last = await _stream(
-        "Pull", parameters, (), lambda at: (PHASES.get(at["phase"], at["phase"]), at["received_bytes"], at.get("total_bytes"))
-    )
+
+    def progress(at: dict[str, Any]) -> tuple[str, int, int | None]:
+        return PHASES.get(at["phase"], at["phase"]), at["received_bytes"], at.get("total_bytes")
+
+    last = await _stream("Pull", parameters, (), progress)
     entry = last["entry"]
     print(json.dumps(entry, indent=2) if as_json else f"{entry['id']}  {entry['digest']}")
     return 0
