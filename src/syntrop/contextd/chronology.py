@@ -201,7 +201,7 @@ class Chronology:
         return self._next - 1
 
     def trust(self, finished: int) -> None:
-        """Take what is seen for safe if this event is the newest: that it was safe was noted. Not an empty segment."""
+        """Take what is seen for safe if this event, which was noted when it was, is the newest."""
         if self._segments and self._segments[-1].first <= finished and self.last <= finished:
             ledger.trust(self._folder)
             ledger.trust(self._segments[-1].path)
