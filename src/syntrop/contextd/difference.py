@@ -7,10 +7,13 @@ from syntrop.contextd.snapshot import BINARY, FOLDER, HUGE, LINK, OTHER, SECRET,
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from syntrop.contextd.snapshot import Snapshot
 
 CONTEXT = 3  # lines around a change
-_MATCHED_MAX = 3000  # lines compared in earnest; the comparison may cost the square of them
+_MATCHED_MAX = 3000  # lines compared in earnest
+_PAIRS_MAX = 20_000  # pairs of equal lines among them, each of which may be looked at again for every match
 _WORDS = {
     BINARY: "binary content",
     HUGE: "large content",
@@ -37,9 +40,10 @@ def unified(old: str, new: str, path: str, *, created: bool = False, removed: bo
         codes = [("replace", 0, len(middle_old), 0, len(middle_new))]
     else:
         codes = [
-            code for code in SequenceMatcher(None, middle_old, middle_new, autojunk=False).get_opcodes()
+            code
+            for code in SequenceMatcher(_common(middle_old, middle_new), middle_old, middle_new, False).get_opcodes()
             if code[0] != "equal"
-        ]  # fmt: skip
+        ]
     changes = [(i1 + head, i2 + head, j1 + head, j2 + head) for _, i1, i2, j1, j2 in codes if i1 < i2 or j1 < j2]
     if not changes:
         return ""
@@ -47,6 +51,25 @@ def unified(old: str, new: str, path: str, *, created: bool = False, removed: bo
     for group in _groups(changes):
         out += _hunk(group, before, after)
     return "".join(out)
+
+
+def _common(old: list[str], new: list[str]) -> Callable[[str], bool] | None:
+    """Which lines are too common to begin a match with, such as empty ones: None where none is.
+
+    Without this two texts of the same few lines take the cube of their length.
+    """
+    from collections import Counter
+
+    before, after = Counter(old), Counter(new)
+    pairs = {line: count * after[line] for line, count in before.items() if line in after}
+    total = sum(pairs.values())
+    common: set[str] = set()
+    for line in sorted(pairs, key=pairs.__getitem__, reverse=True):
+        if total <= _PAIRS_MAX:
+            break
+        total -= pairs[line]
+        common.add(line)
+    return common.__contains__ if common else None
 
 
 def _lines(text: str) -> list[str]:

@@ -42,7 +42,7 @@ _SECRET_FOLDERS = late(
     r"|credentials|auth\.conf\.d)/"
 )
 _SECRET_CONTENT = late(
-    rb"-----BEGIN [A-Z0-9 ]*PRIVATE KEY(?: BLOCK)?-----|^PuTTY-User-Key-File-|^\s*PrivateKey\s*=\s*\S"
+    rb"-----BEGIN [A-Z0-9 ]*PRIVATE KEY(?: BLOCK)?-----|^PuTTY-User-Key-File-|^[ \t]{0,64}PrivateKey[ \t]{0,8}=[ \t]{0,8}\S"
     rb"|^AGE-SECRET-KEY-1",
     re.MULTILINE,
 )
@@ -51,7 +51,7 @@ _NAMED = late(
     r"""(?P<head>
         (?:password|passwd|passphrase|secret|token|api[_-]?key|access[_-]?key|private[_-]?key|psk|credential)
         [\w.\-]{0,64}["']?\s{0,8}[=:]\s{0,8}
-        | ^\s{0,64}(?:password|passwd|secret|pass|pwd)\s{1,8}
+        | ^[\ \t]{0,64}(?:password|passwd|secret|pass|pwd)\s{1,8}
         | \bauthorization\s{0,8}:\s{0,8}(?:bearer|basic|token)\s{1,8}
         | \bBearer\s{1,8}
         | ://[^\s:/@]{1,128}:(?=[^\s@/]{1,256}@)
@@ -60,7 +60,7 @@ _NAMED = late(
 )
 _SHAPED = late(
     r"\b(?:gh[pousr]_[A-Za-z0-9]{30,}|github_pat_\w{30,}|glpat-[\w-]{18,}|xox[abprs]-[\w-]{10,}|sk-[\w-]{20,}"
-    r"|hf_[A-Za-z0-9]{20,}|AKIA[0-9A-Z]{16}|AIza[\w-]{30,}|eyJ[\w-]{6,}\.[\w-]{6,}\.[\w-]*)"
+    r"|hf_[A-Za-z0-9]{20,}|AKIA[0-9A-Z]{16}|AIza[\w-]{30,}|eyJ[\w-]{6,1024}\.[\w-]{6,8192}\.[\w-]*)"
     r"|\$(?:1|2[aby]|5|6|7|y|gy|apr1|argon2id?)\$[^\s:\"']{8,}"
 )
 _HARMLESS = late(r"(?:yes|no|true|false|on|off|none|null|required|sufficient|optional|\d{1,3}|/[^\s]*|%\w|)\Z")

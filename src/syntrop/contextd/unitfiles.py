@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 
 from syntrop.common import paths
 
@@ -209,11 +210,20 @@ def _listed(folder: str) -> list[str]:
 
 
 def _read(path: str) -> str:
+    """The text of a unit's file; none for what is no regular file: a FIFO would hold us up, a device act."""
+    host = paths.host(path)
     try:
-        with open(paths.host(path), "rb") as file:
-            return file.read(_FILE_MAX).decode("utf-8", "replace")
+        handle = os.open(host, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
     except OSError:
         return ""
+    try:
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            return ""
+        return os.pread(handle, _FILE_MAX, 0).decode("utf-8", "replace")
+    except OSError:
+        return ""
+    finally:
+        os.close(handle)
 
 
 def _find_links(unit: Unit, listing: dict[str, frozenset[str]]) -> None:
@@ -228,16 +238,17 @@ def _find_links(unit: Unit, listing: dict[str, frozenset[str]]) -> None:
 def settings(text: str) -> Iterator[tuple[str, str, str]]:
     """Section, name and value of every assignment of a unit file."""
     section = ""
-    pending = ""
+    pending: list[str] = []
     for raw in text.split("\n"):
         line = raw.strip()
         if line.startswith(("#", ";")) or (not line and not pending):
             continue
-        line = pending + line
         if line.endswith("\\"):
-            pending = line[:-1] + " "
+            pending.append(line[:-1])
             continue
-        pending = ""
+        if pending:
+            line = " ".join([*pending, line])
+            pending = []
         if line.startswith("[") and line.endswith("]"):
             section = line[1:-1]
             continue

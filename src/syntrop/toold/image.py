@@ -240,9 +240,10 @@ def _capture_open(place: Place, handle: int, bytes_max: int) -> Image | None:
             raise Unrestorable(f"{place.path} has {before.st_size} bytes; {bytes_max} may still be kept")
         if before.st_mode & (stat.S_ISUID | stat.S_ISGID):
             raise Unrestorable(f"{place.path} runs with its owner's rights (set-id)")
-        chunks = []
-        while chunk := os.read(handle, 1 << 20):
+        chunks, left = [], before.st_size + 1  # one that grows meanwhile is looked at again, not followed
+        while chunk := os.read(handle, min(left, 1 << 20)):
             chunks.append(chunk)
+            left -= len(chunk)
         image.content = b"".join(chunks)
         image.size = len(image.content)
         image.digest = hashlib.sha256(image.content).hexdigest()

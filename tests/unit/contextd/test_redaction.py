@@ -78,9 +78,13 @@ def test_a_long_line_takes_no_more_than_its_length() -> None:
         "password" * 30_000,
         "://a:" * 50_000,
         "eyJ" * 80_000,
+        "eyJaaaaaa-" * 25_000,
         " " * 250_000,
+        "\n" * 250_000,
+        " \t\n" * 80_000,
     ):
         redact(text, KEY)
+        secret_content(text.encode())
 
 
 @pytest.mark.parametrize(

@@ -305,6 +305,36 @@ def test_a_diff_reads_as_usual() -> None:
     assert difference.unified("a", "a\n", "/x").endswith("-a\n\\ No newline at end of file\n+a\n")
 
 
+def test_a_unit_file_that_is_none_is_not_read(root: Path) -> None:
+    write(root, "/etc/systemd/system/odd.service.d/ok.conf", "[Service]\nEnvironmentFile=/etc/ok\n")
+    os.mkfifo(root / "etc/systemd/system/odd.service")
+    os.mkfifo(root / "etc/systemd/system/odd.service.d/fifo.conf")
+    (root / "etc/systemd/system/odd.service.d/device.conf").symlink_to("/dev/zero")
+    (root / "etc/systemd/system/odd.service.d/folder.conf").mkdir()
+    assert load("odd.service").named == {"/etc/ok": "environment file"}
+
+
+def test_a_setting_of_very_many_lines_is_one() -> None:
+    # Time in the square of the lines would take minutes here.
+    [(section, name, value)] = unitfiles.settings("[Service]\nExecStart=/x \\\n" + "a \\\n" * 1_000_000 + "b\n")
+    assert (section, name, len(value)) == ("Service", "ExecStart", 3 + 3 * 1_000_000 + 2)
+
+
+def test_two_texts_of_the_same_few_lines_are_compared_in_no_time() -> None:
+    # Time in the cube of the lines would take many minutes here.
+    old = "".join(f"{'xy'[i % 2]}\n" for i in range(1490))
+    new = "".join(f"{'yzx'[i % 3]}\n" for i in range(1490))
+    assert apply(old, difference.unified(old, new, "/f")) == new
+
+
+def test_lines_that_are_too_common_to_match_by_are_still_the_same_lines() -> None:
+    old = "".join(f"key{i} = {i}\n\n" for i in range(600))
+    new = "first\n" + old.replace("key300 = 300", "key300 = 301") + "last\n"
+    diff = difference.unified(old, new, "/f")
+    lines = diff.splitlines()[2:]
+    assert [one for one in lines if one[0] in "+-"] == ["+first", "-key300 = 300", "+key300 = 301", "+last"]
+
+
 def test_two_long_files_that_differ_in_all_take_no_time() -> None:
     old, new = (os.linesep.join(f"{letter}{n % 7}" for n in range(40_000)) for letter in "ab")
     assert difference.unified(old, new, "/x").count("\n") > 80_000
