@@ -147,7 +147,7 @@ METHODS: Final[dict[str, dict[str, tuple[Right, ...]]]] = {
         "Register": (REGISTER,),
         "Import": (REGISTER,),
         "Open": (READ,),
-        "OpenSealed": (READ,),
+        "OpenSealed": (SHARE,),
         "Pull": (REGISTER,),
         "Pin": (PIN,),
         "Unpin": (PIN,),

@@ -39,11 +39,8 @@ def unified(old: str, new: str, path: str, *, created: bool = False, removed: bo
     if len(middle_old) + len(middle_new) > _MATCHED_MAX:
         codes = [("replace", 0, len(middle_old), 0, len(middle_new))]
     else:
-        codes = [
-            code
-            for code in SequenceMatcher(_common(middle_old, middle_new), middle_old, middle_new, False).get_opcodes()
-            if code[0] != "equal"
-        ]
+        matcher = SequenceMatcher(_common(middle_old, middle_new), middle_old, middle_new, autojunk=False)
+        codes = [code for code in matcher.get_opcodes() if code[0] != "equal"]
     changes = [(i1 + head, i2 + head, j1 + head, j2 + head) for _, i1, i2, j1, j2 in codes if i1 < i2 or j1 < j2]
     if not changes:
         return ""

@@ -129,7 +129,7 @@ class Keeper:
         try:
             with open(os.path.join(self.folder, "progress.json"), encoding="utf-8") as file:
                 found = json.load(file)
-        except (FileNotFoundError, ValueError):
+        except (FileNotFoundError, ValueError, RecursionError):
             found = None
         progress = found if isinstance(found, dict) else {}
         for name, default in (("scanned", []), ("journal", ""), ("packages", {}), ("finished", 0), ("since", 0)):

@@ -42,8 +42,8 @@ _SECRET_FOLDERS = late(
     r"|credentials|auth\.conf\.d)/"
 )
 _SECRET_CONTENT = late(
-    rb"-----BEGIN [A-Z0-9 ]*PRIVATE KEY(?: BLOCK)?-----|^PuTTY-User-Key-File-|^[ \t]{0,64}PrivateKey[ \t]{0,8}=[ \t]{0,8}\S"
-    rb"|^AGE-SECRET-KEY-1",
+    rb"-----BEGIN [A-Z0-9 ]*PRIVATE KEY(?: BLOCK)?-----|^PuTTY-User-Key-File-|^AGE-SECRET-KEY-1"
+    rb"|^[ \t]{0,64}PrivateKey[ \t]{0,8}=[ \t]{0,8}\S",
     re.MULTILINE,
 )
 # Every repetition is bounded or cannot overlap itself: a text of any shape takes time in proportion to its length.

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import stat
 
 from syntrop.common import atomic
 from syntrop.modeld import disk, listing, manifest, naming, pieces
@@ -211,7 +212,8 @@ class Catalogue:
             known = self._index.sizes if self._index is not None else {}
             with os.scandir(self.blobs) as found:
                 for one in found:
-                    if naming.is_hex(one.name):
+                    # What is no file was made by hand: to open a FIFO would hold us up.
+                    if naming.is_hex(one.name) and one.is_file(follow_symlinks=False):
                         # A blob that is there does not change.
                         size = known.get(one.name)
                         index.sizes[one.name] = one.stat(follow_symlinks=False).st_size if size is None else size
@@ -266,7 +268,8 @@ class Catalogue:
     def _size(self, digest: str) -> int | None:
         """Bytes of a file, or of all files of a manifest that are there."""
         try:
-            return os.stat(self._blob(digest), follow_symlinks=False).st_size
+            status = os.stat(self._blob(digest), follow_symlinks=False)
+            return status.st_size if stat.S_ISREG(status.st_mode) else None
         except FileNotFoundError:
             pass
         several = self._manifest(digest)
@@ -286,6 +289,8 @@ class Catalogue:
         known = self._known_manifests.get(digest)
         if known is None or not os.path.exists(self._manifest_path(digest)):
             try:
+                if not stat.S_ISREG(os.stat(self._manifest_path(digest), follow_symlinks=False).st_mode):
+                    return None
                 with open(self._manifest_path(digest), "rb") as file:
                     data = file.read(manifest.BYTES_MAX + 1)
                 if pieces.sha256(data) != digest:
@@ -344,7 +349,7 @@ class Catalogue:
         try:
             with open(self._note_path(digest), "rb") as file:
                 note = json.loads(file.read())
-        except (FileNotFoundError, ValueError):
+        except (FileNotFoundError, ValueError, RecursionError):
             return None
         whole = isinstance(note, dict) and isinstance(note.get("metadata"), dict)
         return note if whole and isinstance(note.get("format"), str) else None

@@ -9,6 +9,7 @@ from __future__ import annotations
 import _thread
 import fcntl
 import os
+import stat
 
 from syntrop.modeld import disk, incoming, naming
 
@@ -49,7 +50,8 @@ def check(
     import queue
 
     sizes = store.index().sizes
-    paths = [os.path.join(store.blobs, one) for one in sorted(sizes, key=lambda one: -sizes[one])]
+    blobs = sorted(filter(naming.is_hex, disk.names(store.blobs)), key=lambda one: -sizes.get(one, 0))
+    paths = [os.path.join(store.blobs, one) for one in blobs]
     manifests = [name for name in disk.names(store.manifests) if naming.is_hex(name)]
     paths = [os.path.join(store.manifests, name) for name in manifests] + paths
     report = Report(sum(sizes.values()) + sum(map(_size, paths[: len(manifests)])))
@@ -109,6 +111,8 @@ def _work(
 def _verify(path: str, wanted: Callable[[], bool], progress: Callable[[int], object]) -> bool | None:
     """Whether a file has the digest that is its name; None when that was not found out."""
     try:
+        if not stat.S_ISREG(os.stat(path, follow_symlinks=False).st_mode):
+            return False  # not ours; to open it might hold us up
         handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except FileNotFoundError:
         return None  # pruned meanwhile

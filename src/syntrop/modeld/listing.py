@@ -30,7 +30,7 @@ def read(path: str) -> tuple[Stamp, bytes] | None:
         with open(path, "rb") as file:
             head, answer = file.readline(), file.read()
         known = json.loads(head)
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     if not isinstance(known, dict) or [known.get("version"), known.get("crc")] != [__version__, crc32(answer)]:
         return None

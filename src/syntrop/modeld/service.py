@@ -62,6 +62,8 @@ class Model1:
     async def OpenSealed(
         self, call: Call, id: str, offset: int, length: int, file: str | None = None
     ) -> dict[str, Any]:
+        # The memory is ours until the last holder closes it: not for everybody to have as much of as they like.
+        await _authorize(call, id, None)
         if offset < 0:
             raise _invalid("offset", "before the start")
         largest = self._daemon.settings.sealed_max_bytes

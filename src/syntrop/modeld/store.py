@@ -240,10 +240,10 @@ class Store(Catalogue):
             self._untag([*models, digest])
             for model in {*models, digest}:
                 self._forget(model)
-                if os.path.exists(self._manifest_path(model)):
+                if os.path.lexists(self._manifest_path(model)):
                     self._isolate(self._manifest_path(model), model)
             disk.sync(self.manifests)
-            if os.path.exists(self._blob(digest)):
+            if os.path.lexists(self._blob(digest)):
                 self._isolate(self._blob(digest), digest)
             disk.sync(self.blobs)  # an old name is never gone before the new one is safe
         return models

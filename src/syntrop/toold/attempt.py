@@ -326,6 +326,9 @@ class Attempt:
         await self._note("failure", text, events.TOOL_FAILED, fields, sync=True, priority=journal.WARNING)
 
     async def _failed(self, reason: str) -> NoReturn:
+        from syntrop.toold.undo import readable
+
+        reason = readable(reason)
         await self._note_failure(reason)
         raise VarlinkError(_INTERFACE + "ExecutionFailed", reason=reason) from None
 

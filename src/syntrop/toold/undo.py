@@ -46,6 +46,11 @@ class Damaged(UndoError):
     """A record does not read as it was written."""
 
 
+def readable(text: str) -> str:
+    """A text with what is not UTF-8 in the name of a file written out, so that it can be told and kept."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
 class Step:
     """One path of a change, as it was and as it will be; None where somebody else (the manager) writes it."""
 
@@ -96,12 +101,14 @@ class Record:
     ) -> None:
         self.id = ""
         self.timestamp_us = 0
-        self.tool, self.summary = tool, summary
+        self.tool, self.summary = tool, readable(summary)
         self.steps = list(steps)
         self.state = state
         self.reload = reload
         """Whether the manager has to read its units again after these files changed."""
-        self.target_path, self.target_unit = target_path, target_unit
+        self.target_path = None if target_path is None else readable(target_path)
+        """For people; the steps have the paths as they are."""
+        self.target_unit = target_unit
         self.caller = caller or {}
         self.undoes = undoes
 
@@ -170,7 +177,9 @@ def prepare(root: str, record: Record) -> Record:
     folder = _folder(root)
     _sync(root)  # every time: whoever made the folder may have been stopped before it came to that
     record.timestamp_us = time.time_ns() // 1000
-    record.id = f"rb-{record.timestamp_us}-{os.urandom(4).hex()}"
+    # Ids are in the order of the changes, also where the clock went back: the oldest are forgotten by them.
+    known = [_when(one)[0] for ending in (OPEN, DONE, FAILED) for one in _ids(root, ending)]
+    record.id = f"rb-{max([record.timestamp_us, *(one + 1 for one in known)])}-{os.urandom(4).hex()}"
     path = os.path.join(folder, record.id + OPEN)
     try:
         _write_blobs(folder, os.path.join(folder, record.id + _BLOBS), record)
@@ -265,11 +274,13 @@ def listing(root: str, *, since_us: int = 0, limit: int = 50) -> list[Record]:
     found: list[Record] = []
     for record_id in sorted(_ids(root, DONE), key=_when, reverse=True):
         if len(found) >= limit or _when(record_id)[0] < since_us:
-            break
+            break  # an id is never of before its change
         try:
-            found.append(_read(_folder(root), record_id + DONE))
+            record = _read(_folder(root), record_id + DONE)
         except (NoSuchRecord, Damaged):
             continue
+        if record.timestamp_us >= since_us:
+            found.append(record)
     return found
 
 
@@ -297,7 +308,7 @@ def retire(root: str, *, count: int, total_bytes: int, age_sec: float, now_us: i
         size += _size(folder, record_id)
         kept += 1
         if kept == 1 or (
-            kept <= count and size <= total_bytes and now_us - _when(record_id)[0] <= age_sec * 1_000_000
+            kept <= count and size <= total_bytes and now_us - _made_us(folder, record_id) <= age_sec * 1_000_000
         ):
             continue
         os.unlink(os.path.join(folder, record_id + DONE))
@@ -333,7 +344,7 @@ def _read(folder: str, name: str) -> Record:
         return Record.from_json(value, os.path.join(folder, name.rpartition(".")[0] + _BLOBS))
     except FileNotFoundError:
         raise NoSuchRecord(name.rpartition(".")[0]) from None
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise Damaged(f"{name}: {error!r}") from None
 
 
@@ -401,6 +412,11 @@ def _sweep(folder: str) -> None:
                 _remove_blobs(os.path.join(folder, name))
         elif name.startswith(".") and name.endswith(".tmp"):
             os.unlink(os.path.join(folder, name))
+
+
+def _made_us(folder: str, record_id: str) -> int:
+    """When a change was made: its id tells, unless it is of a clock that went back."""
+    return min(_when(record_id)[0], os.stat(os.path.join(folder, record_id + DONE)).st_mtime_ns // 1000)
 
 
 def _size(folder: str, record_id: str) -> int:

@@ -372,6 +372,8 @@ def test_a_stranger_may_look_but_not_change(modeld: Modeld, tmp_path: Path, laun
             "Pin": {"id": "tiny"},
             "Unpin": {"id": "tiny"},
             "Prune": {"max_bytes": 0},
+            # Memory that is charged to modeld for as long as the asker likes.
+            "OpenSealed": {"id": "tiny", "offset": 0, "length": 1},
         }
         for method, parameters in calls.items():
             outcome[method] = client.call(MODEL1 + method, **parameters).error
@@ -393,6 +395,7 @@ def test_a_stranger_may_look_but_not_change(modeld: Modeld, tmp_path: Path, laun
         "Pin": denied,
         "Unpin": denied,
         "Prune": denied,
+        "OpenSealed": denied,
     }
 
 

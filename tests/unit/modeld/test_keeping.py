@@ -324,6 +324,28 @@ def test_a_damaged_manifest_and_a_missing_file(store: Store, tmp_path: Path) -> 
     assert second.digest not in {entry.digest for entry in again.entries()}
 
 
+def test_what_is_no_file_is_no_model_and_is_put_aside(store: Store, tmp_path: Path, gguf_file: Make) -> None:
+    entry = add(store, tmp_path, gguf_file(), "m")
+    odd = [letter * 64 for letter in "1234"]
+    os.mkfifo(Path(store.blobs, odd[0]))  # to open it would be to wait for ever
+    Path(store.blobs, odd[1]).mkdir()
+    Path(store.blobs, odd[2]).symlink_to("/dev/zero")
+    os.mkfifo(Path(store.manifests, odd[3]))
+    for one in odd[:3]:
+        Path(store.tags, "m", f"tag{one[0]}").symlink_to(f"../../blobs/sha256/{one}")
+    Path(store.notes, f"{entry.digest}.json").write_text("[" * 200_000)
+    again = Store(store.root)
+    assert [one.id for one in again.entries()] == ["m:latest"]
+    assert again.entries()[0].format == "gguf"
+    for text in ("m:tag1", "m:tag2", "m:tag3", *(naming.digest_id(one) for one in odd)):
+        with pytest.raises(NoSuchModel):
+            again.open(naming.parse(text))
+    assert set(check(again).files) == set(odd)
+    assert {name[:64] for name in os.listdir(again.quarantine)} == set(odd)
+    assert os.listdir(Path(again.tags, "m")) == ["latest"]
+    assert check(again).files == []
+
+
 def test_what_a_crash_left_is_cleared_away(store: Store, tmp_path: Path, gguf_file: Make) -> None:
     entry = add(store, tmp_path, gguf_file(), "m")
     Path(store.blobs, ".incoming-0123").write_bytes(b"half")

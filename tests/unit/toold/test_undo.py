@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import stat
+import time
 from pathlib import Path
 
 import pytest
@@ -332,6 +333,59 @@ def test_retention(tmp_path: Path) -> None:
     assert undo.retire(str(root), count=5, total_bytes=1, age_sec=0, now_us=now + 10) == 2
     assert left() == ids[5:], "the newest stays whatever it takes"
     assert sorted(os.listdir(root / "rollbacks")) == [f"{ids[5]}.blobs", f"{ids[5]}.done"]
+
+
+def test_a_clock_that_went_back_makes_nothing_new_old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root, path = tmp_path / "state", tmp_path / "file"
+    root.mkdir()
+    present = time.time_ns()
+    ids, stamps = [], []
+    for years in (50, 50, 0, 0):
+        monkeypatch.setattr(time, "time_ns", lambda ahead=years: present + ahead * 365 * 86400 * 10**9)
+        path.write_bytes(b"x")
+        record = undo.prepare(str(root), change([path]))
+        undo.carry_out(record)
+        undo.commit(str(root), record)
+        ids.append(record.id)
+        stamps.append(record.timestamp_us)
+    assert stamps[2:] == [present // 1000] * 2, "its time is the clock's"
+    assert [one.id for one in undo.listing(str(root))] == ids[::-1], "its place is behind those before it"
+    assert [one.id for one in undo.listing(str(root), since_us=present // 1000 + 1)] == ids[1::-1]
+    assert undo.retire(str(root), count=2, total_bytes=1 << 30, age_sec=1e6, now_us=present // 1000) == 2
+    assert [one.id for one in undo.listing(str(root))] == ids[:1:-1]
+    os.utime(root / "rollbacks" / f"{ids[2]}.done", (1, 1))
+    assert undo.retire(str(root), count=2, total_bytes=1 << 30, age_sec=1e6, now_us=present // 1000) == 1
+
+
+def test_a_name_that_is_not_utf_8(tmp_path: Path) -> None:
+    root = tmp_path / "state"
+    root.mkdir()
+    path = os.fsdecode(os.fsencode(tmp_path) + b"/50-\xff\n.conf")
+    with open(path, "w") as file:
+        file.write("kept")
+    step = Step(path, image.capture(path), Image())
+    record = Record(tool="revert_dropin", summary=f"Removed {path}", steps=[step], target_path=path)
+    undo.prepare(str(root), record)
+    undo.carry_out(record)
+    undo.commit(str(root), record)
+    [found] = undo.listing(str(root))
+    assert found.steps[0].path == path
+    assert found.target_path == f"{tmp_path}/50-\\udcff\n.conf"
+    undo.put_back(found)
+    with open(path) as file:
+        assert file.read() == "kept"
+
+
+@pytest.mark.parametrize("text", ["[" * 200_000, "{", "null", '{"version": 2}'])
+def test_a_record_that_does_not_read_hides_no_other(tmp_path: Path, text: str) -> None:
+    root, path = tmp_path / "state", made(tmp_path / "file")
+    root.mkdir()
+    record = undo.prepare(str(root), change([path]))
+    undo.commit(str(root), record)
+    (root / "rollbacks/rb-9999999999999999-00000000.done").write_text(text)
+    assert [one.id for one in undo.listing(str(root))] == [record.id]
+    with pytest.raises(undo.Damaged, match=r"rb-9999999999999999-00000000\.done"):
+        undo.find(str(root), "rb-9999999999999999-00000000")
 
 
 def test_a_tree_is_removed_and_put_back(tmp_path: Path) -> None:
