@@ -13,7 +13,8 @@ import pytest
 
 from syntrop.common.gguf import parse
 from syntrop.runtimed.model.errors import BadRequest, BrokenModel, ModelError, UnsupportedModel
-from syntrop.runtimed.model.llama import MAX_BATCH, MAX_LOGITS, LlamaModel, Piece, Sequence, ffi, levels
+from syntrop.runtimed.model.kv import Sequence
+from syntrop.runtimed.model.llama import MAX_BATCH, MAX_LOGITS, LlamaModel, Piece, ffi, levels
 from syntrop.runtimed.reference import ReferenceModel
 
 _spec = importlib.util.spec_from_file_location("tinymodel_l", Path(__file__).with_name("tinymodel.py"))
@@ -150,11 +151,11 @@ def test_truncation_forgets_and_gives_blocks_back() -> None:
     sequence = model.sequence(64)
     assert sequence.kv_bytes == 0
     expected = row(model, model.forward(sequence, TOKENS[:20]))
-    assert sequence.kv_bytes == 2 * model.block_bytes
+    assert sequence.kv_bytes == 2 * model.kv.block_bytes
     model.forward(sequence, TOKENS[20:50])
-    assert sequence.kv_bytes == 4 * model.block_bytes
+    assert sequence.kv_bytes == 4 * model.kv.block_bytes
     sequence.truncate(19)
-    assert (sequence.length, sequence.kv_bytes) == (19, 2 * model.block_bytes)
+    assert (sequence.length, sequence.kv_bytes) == (19, 2 * model.kv.block_bytes)
     np.testing.assert_allclose(row(model, model.forward(sequence, TOKENS[19:20])), expected, atol=1e-5)
     sequence.truncate(0)
     assert sequence.kv_bytes == 0
@@ -269,7 +270,7 @@ def test_memory_and_parameters_are_told() -> None:
     assert model.parameter_count == sum(int(np.prod(shape)) for _, shape, _ in tiny.tensors.values())
     assert model.memory_bytes > sum(len(data) for _, _, data in tiny.tensors.values())
     # layers × KV heads × (keys, values) × head × tokens of a block × bytes
-    assert model.block_bytes == 2 * 2 * 2 * 32 * 16 * 2
+    assert model.kv.block_bytes == 2 * 2 * 2 * 32 * 16 * 2
     model.close()
 
 

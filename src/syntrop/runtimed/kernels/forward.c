@@ -114,7 +114,7 @@ static int rotate_and_store(sy_walk *w, const step *s, int32_t index)
             float *v = m->v + (size_t)t * m->kv_stride;
             for (int32_t h = 0; h < m->c.n_head; h++)
                 m->ops->rotate(q + h * dim, cos_sin, pairs);
-            uint8_t *block = m->blocks[s->tables[s->sequence[t]][s->positions[t] / SY_BLOCK]];
+            uint8_t *block = m->kv.blocks[s->tables[s->sequence[t]][s->positions[t] / SY_BLOCK]];
             for (int32_t h = 0; h < m->c.n_head_kv; h++) {
                 size_t key = key_offset(m, index, h);
                 m->ops->rotate(k + h * dim, cos_sin, pairs);
@@ -148,7 +148,7 @@ static int attend(sy_walk *w, const step *s, int32_t index)
             .head_pad = m->head_pad,
             .kv_f32 = m->c.kv_f32,
             .table = s->tables[s->sequence[tl->token]],
-            .blocks = m->blocks,
+            .blocks = m->kv.blocks,
             .key = key,
             .value = value_offset(m, key),
             .scale = 1.0f / sqrtf((float)dim),
@@ -255,7 +255,7 @@ static int check(const step *s)
             s->sequence[t] >= s->n_sequences)
             return SY_ERR_ARGUMENT;
         int32_t block = s->tables[s->sequence[t]][s->positions[t] / SY_BLOCK];
-        if (block < 0 || block >= m->n_blocks || !m->blocks[block])
+        if (block < 0 || block >= m->kv.n_blocks || !m->kv.blocks[block])
             return SY_ERR_ARGUMENT;
     }
     return 0;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The life of a model: its memory, its weights, its KV blocks. */
+/* The life of a model: its memory and its weights. */
 #define _GNU_SOURCE
 #include <math.h>
 #include <stdlib.h>
@@ -8,7 +8,6 @@
 #include "model.h"
 
 #define HUGE_PAGE ((size_t)2 << 20)
-#define MAX_BLOCKS (1 << 20)
 
 static size_t round_up(size_t n, size_t to) { return (n + to - 1) / to * to; }
 
@@ -86,21 +85,18 @@ sy_model *sy_model_new(const sy_config *c, int level, int threads, size_t weight
     m->ops = ops;
     m->threads = threads;
     m->head_pad = (int32_t)round_up((size_t)c->head_dim, PANEL);
-    m->block_bytes = (size_t)c->n_layer * (size_t)c->n_head_kv * 2 * (size_t)m->head_pad * SY_BLOCK *
-                     (c->kv_f32 ? 4 : 2);
     if (sy_pool_acquire(threads)) {
         free(m);
         return NULL;
     }
     pthread_mutex_init(&m->busy, NULL);
-    pthread_mutex_init(&m->blocks_mutex, NULL);
+    int failed = sy_kv_open(&m->kv, (size_t)c->n_layer * (size_t)c->n_head_kv * 2 * (size_t)m->head_pad * SY_BLOCK *
+                                        (c->kv_f32 ? 4 : 2));
     m->work_bytes = carve_all(m, NULL);
     m->work = reserve(m->work_bytes);
-    m->blocks = reserve(MAX_BLOCKS * sizeof *m->blocks);
-    m->free_blocks = reserve(MAX_BLOCKS * sizeof *m->free_blocks);
     m->weight_bytes = round_up(weight_bytes + HUGE_PAGE, HUGE_PAGE);
     m->weights = reserve(m->weight_bytes);
-    if (!m->work || !m->blocks || !m->free_blocks || !m->weights) {
+    if (failed || !m->work || !m->weights) {
         sy_model_free(m);
         return NULL;
     }
@@ -117,20 +113,12 @@ void sy_model_free(sy_model *m)
 {
     if (!m)
         return;
-    if (m->blocks) {
-        for (int32_t i = 0; i < m->n_blocks; i++)
-            if (m->blocks[i])
-                munmap(m->blocks[i], m->block_bytes);
-        munmap(m->blocks, MAX_BLOCKS * sizeof *m->blocks);
-    }
-    if (m->free_blocks)
-        munmap(m->free_blocks, MAX_BLOCKS * sizeof *m->free_blocks);
+    sy_kv_close(&m->kv);
     if (m->work)
         munmap(m->work, m->work_bytes);
     if (m->weights)
         munmap(m->weights, m->weight_bytes);
     pthread_mutex_destroy(&m->busy);
-    pthread_mutex_destroy(&m->blocks_mutex);
     free(m);
     sy_pool_release();
 }
@@ -245,40 +233,4 @@ int sy_model_tie(sy_model *m)
         return SY_ERR_ARGUMENT;
     m->output = m->embed;
     return 0;
-}
-
-/* KV blocks */
-
-size_t sy_block_bytes(const sy_model *m) { return m->block_bytes; }
-
-int32_t sy_block_new(sy_model *m)
-{
-    uint8_t *memory = reserve(m->block_bytes);
-    if (!memory)
-        return SY_ERR_MEMORY;
-    pthread_mutex_lock(&m->blocks_mutex);
-    int32_t block = SY_ERR_MEMORY;
-    if (m->n_free)
-        block = m->free_blocks[--m->n_free];
-    else if (m->n_blocks < MAX_BLOCKS)
-        block = m->n_blocks++;
-    if (block >= 0)
-        m->blocks[block] = memory;
-    pthread_mutex_unlock(&m->blocks_mutex);
-    if (block < 0)
-        munmap(memory, m->block_bytes);
-    return block;
-}
-
-void sy_block_free(sy_model *m, int32_t block)
-{
-    pthread_mutex_lock(&m->blocks_mutex);
-    uint8_t *memory = block >= 0 && block < m->n_blocks ? m->blocks[block] : NULL;
-    if (memory) {
-        m->blocks[block] = NULL;
-        m->free_blocks[m->n_free++] = block;
-    }
-    pthread_mutex_unlock(&m->blocks_mutex);
-    if (memory)
-        munmap(memory, m->block_bytes);
 }

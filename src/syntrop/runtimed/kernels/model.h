@@ -5,6 +5,7 @@
 #include <pthread.h>
 
 #include "engine.h"
+#include "kv.h"
 
 #define STAGES 9 /* of a layer, at most */
 
@@ -38,10 +39,6 @@ struct sy_model {
     tile *tiles;
     int32_t *wanted;
 
-    pthread_mutex_t blocks_mutex;
-    uint8_t **blocks; /* by number; NULL: free. Its address never changes, so forwards read without a lock */
-    int32_t *free_blocks;
-    int32_t n_blocks, n_free;
-    size_t block_bytes;
+    sy_kv kv;
     int32_t head_pad;
 };

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The llama architecture on the C kernels: Python decides and checks, C computes a whole step in one call.
 
-Keys and values live in blocks of 16 tokens; a sequence owns a table of block numbers and takes blocks as it
-grows. A step may carry tokens of several sequences, in any mixture of prompt chunks and single tokens. The
-weights are repacked at load, so that the file's bytes are not needed afterwards.
+Keys and values live in blocks (kv.py). A step may carry tokens of several sequences, in any mixture of prompt
+chunks and single tokens. The weights are repacked at load, so that the file's bytes are not needed afterwards.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from syntrop.runtimed import _kernels
 from syntrop.runtimed.model.config import MAX_CONTEXT, LlamaConfig, read_config
 from syntrop.runtimed.model.errors import BadRequest, BrokenModel, NoMemory, UnsupportedModel
+from syntrop.runtimed.model.kv import Pool, Sequence
 
 if TYPE_CHECKING:
     from collections.abc import Sequence as SequenceOf
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 ffi = _kernels.ffi
 lib = _kernels.lib
 
-BLOCK: int = lib.SY_BLOCK  # tokens
 MAX_BATCH = 512  # tokens of one step
 MAX_LOGITS = 64  # rows of logits of one step
 MAX_THREADS = 256
@@ -48,58 +47,6 @@ def levels() -> list[str]:
     return [name for name, level in LEVELS.items() if lib.sy_level_supported(level)]
 
 
-class Sequence:
-    """The cached keys and values of one sequence of at most `max_tokens` tokens."""
-
-    def __init__(self, model: LlamaModel, max_tokens: int) -> None:
-        self._model = model
-        self._blocks: list[int] = []
-        self._table = ffi.new("int32_t[]", (max_tokens + BLOCK - 1) // BLOCK)
-        self._closed = False
-        self.max_tokens = max_tokens
-        self.length = 0
-
-    @property
-    def kv_bytes(self) -> int:
-        """Bytes of the blocks held now."""
-        return len(self._blocks) * self._model.block_bytes
-
-    def truncate(self, length: int) -> None:
-        """Forget everything from position `length` on."""
-        if not 0 <= length <= self.length:
-            raise BadRequest("length", f"{length} is not between 0 and {self.length}")
-        self.length = length
-        self._shrink((length + BLOCK - 1) // BLOCK)
-
-    def close(self) -> None:
-        """Give all blocks back. Closing twice is harmless."""
-        self._closed = True
-        self.length = 0
-        self._shrink(0)
-
-    def _shrink(self, blocks: int) -> None:
-        with self._model._lock:
-            handle = self._model._handle
-            while len(self._blocks) > blocks:
-                block = self._blocks.pop()
-                if handle is not None:
-                    lib.sy_block_free(handle, block)
-
-    def _grow(self, handle: Any, length: int) -> None:
-        while len(self._blocks) * BLOCK < length:
-            block = lib.sy_block_new(handle)
-            if block < 0:
-                raise NoMemory("sequence", f"no memory for a block of {self._model.block_bytes} bytes")
-            self._table[len(self._blocks)] = block
-            self._blocks.append(block)
-
-    def __enter__(self) -> Sequence:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
 class LlamaModel:
     """A loaded model. Every method may be called from any thread; steps run one at a time."""
 
@@ -111,7 +58,7 @@ class LlamaModel:
         self.level = level
         self.parameter_count = parameters
         self.memory_bytes: int = lib.sy_model_bytes(handle)
-        self.block_bytes: int = lib.sy_block_bytes(handle)
+        self.kv = Pool(handle)
 
     @classmethod
     def load(
@@ -167,7 +114,7 @@ class LlamaModel:
         """An empty sequence that can hold `max_tokens`. Its memory is taken as it grows."""
         if not 1 <= max_tokens <= self.context:
             raise BadRequest("max_tokens", f"{max_tokens} is not between 1 and the context of {self.context}")
-        return Sequence(self, max_tokens)
+        return Sequence(self.kv, max_tokens)
 
     def forward(self, sequence: Sequence, tokens: SequenceOf[int], *, logits: bool = True) -> Any:
         """Append tokens to a sequence; a `float *` to the n_vocab logits after the last one.
@@ -218,6 +165,7 @@ class LlamaModel:
         with self._lock:
             handle, self._handle = self._handle, None
             if handle is not None:
+                self.kv.close()
                 ffi.release(handle)
 
     def _live(self) -> Any:
@@ -229,7 +177,7 @@ class LlamaModel:
         if not batch:
             raise BadRequest("batch", "empty")
         for sequence, tokens, _ in batch:
-            if sequence._model is not self or sequence._closed:
+            if sequence.pool is not self.kv or sequence.closed:
                 raise BadRequest("sequence", "closed, or of another model")
             if not tokens:
                 raise BadRequest("tokens", "empty")
@@ -261,21 +209,21 @@ class LlamaModel:
         with self._lock:
             handle = self._live()
             for piece in batch:
-                piece.sequence._grow(handle, piece.sequence.length + len(piece.tokens))
+                piece.sequence.reserve(piece.sequence.length + len(piece.tokens))
             status = lib.sy_forward(
                 handle,
                 len(tokens),
                 ffi.new("int32_t[]", tokens),
                 ffi.new("int32_t[]", positions),
                 ffi.new("int32_t[]", owners),
-                ffi.new("int32_t *[]", [piece.sequence._table for piece in batch]),
+                ffi.new("int32_t *[]", [piece.sequence.table for piece in batch]),
                 len(batch),
                 ffi.from_buffer("uint8_t[]", wants),
             )
             if status:
                 raise BadRequest("batch", f"the kernels refused it ({status})")
             for piece in batch:
-                piece.sequence.length += len(piece.tokens)
+                piece.sequence.extend(piece.tokens)
             logits, stride = lib.sy_model_logits(handle), lib.sy_model_logits_stride(handle)
         if not last:
             return [logits + i * stride for i in range(len(tokens))]
