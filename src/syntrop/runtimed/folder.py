@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A model of several files: a published checkpoint (configuration, tokenizer, safetensors), or the shards of a GGUF.
+"""A model of several files: a published checkpoint (configuration, tokenizer, safetensors), or shards of a GGUF.
 
 `needed` tells which files of a manifest to open. `Weights` maps those that hold tensors side by side and gives one
 header for all of them, as if they were one GGUF file; `document` reads the JSON beside them.
