@@ -287,7 +287,8 @@ BROKEN: dict[str, tuple[str, Any, type[ModelError], str]] = {
     "head too wide": ("llama.attention.key_length", 512, BrokenModel, "llama.attention.key_length"),
     "odd rotation": ("llama.rope.dimension_count", 31, BrokenModel, "llama.rope.dimension_count"),
     "rotation too wide": ("llama.rope.dimension_count", 64, BrokenModel, "llama.rope.dimension_count"),
-    "yarn": ("llama.rope.scaling.type", "yarn", UnsupportedModel, "llama.rope.scaling.type"),
+    "another stretch": ("llama.rope.scaling.type", "dynamic", UnsupportedModel, "llama.rope.scaling.type"),
+    "a key that nobody reads": ("llama.swin_norm", 1, UnsupportedModel, "llama.swin_norm"),
     "experts": ("llama.expert_count", 8, UnsupportedModel, "llama.expert_count"),
     "no epsilon": (
         "llama.attention.layer_norm_rms_epsilon",
@@ -328,7 +329,7 @@ def test_missing_tensors_are_named(name: str) -> None:
 
 def test_tensors_that_would_be_ignored_are_refused() -> None:
     tiny = Tiny()
-    tiny.tensors["blk.0.attn_q.bias"] = (F32, (128,), bytes(512))
+    tiny.tensors["blk.0.attn_q.bias"] = (F32, (128,), bytes(512))  # qwen2 has one, llama has not
     with pytest.raises(UnsupportedModel) as caught:
         load(tiny.file())
     assert caught.value.subject == "blk.0.attn_q.bias"
@@ -340,7 +341,7 @@ def test_tensors_that_would_be_ignored_are_refused() -> None:
         ("blk.0.attn_q.weight", (F32, (64, 64), bytes(64 * 64 * 4)), BrokenModel),
         ("blk.0.attn_q.weight", (F32, (128, 64), bytes(64 * 128 * 4)), BrokenModel),
         ("blk.0.attn_q.weight", (F32, (64 * 128,), bytes(64 * 128 * 4)), BrokenModel),
-        ("blk.0.attn_q.weight", (6, (64, 128), bytes(64 * 128 // 32 * 22)), UnsupportedModel),
+        ("blk.0.attn_q.weight", (28, (64, 128), bytes(64 * 128 * 8)), UnsupportedModel),
         ("output_norm.weight", (Q8_0, (64,), bytes(68)), UnsupportedModel),
         ("token_embd.weight", (F32, (64,), bytes(256)), BrokenModel),
     ],

@@ -131,12 +131,32 @@ static void body_silu_mul(float *gate, const float *up, int32_t n)
     }
 }
 
+/* g/2 · (1 + tanh z) = g / (1 + e^-2z), where z is √(2/π) · (g + 0.044715 g³). */
+static void body_gelu_mul(float *gate, const float *up, int32_t n)
+{
+    for (int32_t i = 0; i < n; i += VL) {
+        vf g = load(gate + i);
+        vf z = g * (1.5957691216f + 0.0713548163f * g * g); /* 2z */
+        store(gate + i, g / (1.0f + vexp(-z)) * load(up + i));
+    }
+}
+
 static void body_rotate(float *x, const float *cos_sin, int32_t pairs)
 {
     for (int32_t i = 0; i < pairs; i++) {
         float c = cos_sin[2 * i], s = cos_sin[2 * i + 1], a = x[2 * i], b = x[2 * i + 1];
         x[2 * i] = a * c - b * s;
         x[2 * i + 1] = a * s + b * c;
+    }
+}
+
+/* Column i with column i + pairs; cosine and sine lie side by side, as above. */
+static void body_rotate_halves(float *x, const float *cos_sin, int32_t pairs)
+{
+    for (int32_t i = 0; i < pairs; i++) {
+        float c = cos_sin[2 * i], s = cos_sin[2 * i + 1], a = x[i], b = x[i + pairs];
+        x[i] = a * c - b * s;
+        x[i + pairs] = a * s + b * c;
     }
 }
 
@@ -220,6 +240,8 @@ INLINE void attend_typed(const sy_attend *a, const int f32)
     float top[ATTEND_ROWS], total[ATTEND_ROWS];
     int32_t rows = a->tokens * a->heads, padded = (rows + QK_ROWS / 2 - 1) / (QK_ROWS / 2) * (QK_ROWS / 2);
     int32_t length = a->first + a->tokens;
+    int32_t behind = a->window && a->first >= a->window ? a->first - a->window + 1 : 0; /* nobody sees these */
+    int32_t begin = behind / SY_BLOCK * SY_BLOCK;
 
     for (int32_t r = 0; r < padded; r++) {
         if (r < rows) {
@@ -235,7 +257,7 @@ INLINE void attend_typed(const sy_attend *a, const int f32)
         memset(o + r * MAX_HEAD, 0, (size_t)a->head_pad * 4);
     }
 
-    for (int32_t start = 0; start < length; start += CHUNK) {
+    for (int32_t start = begin; start < length; start += CHUNK) {
         int32_t count = length - start < CHUNK ? length - start : CHUNK;
         int32_t blocks = (count + SY_BLOCK - 1) / SY_BLOCK;
         const uint8_t *values[CHUNK / SY_BLOCK];
@@ -254,11 +276,14 @@ INLINE void attend_typed(const sy_attend *a, const int f32)
             int32_t seen = r < rows ? a->first + r / a->heads + 1 - start : count;
             for (int32_t t = seen < 0 ? 0 : seen; t < blocks * SY_BLOCK; t++)
                 row[t] = -__builtin_inff();
+            int32_t unseen = a->window && r < rows ? seen - a->window : 0;
+            for (int32_t t = 0; t < unseen && t < blocks * SY_BLOCK; t++)
+                row[t] = -__builtin_inff();
             vf peak = splat(top[r]);
             for (int32_t t = 0; t < blocks * SY_BLOCK; t += VL)
                 peak = larger(load(row + t), peak);
-            float now = largest(peak);
-            if (now == -__builtin_inff()) /* nothing seen: keep exp away from inf - inf */
+            float highest = largest(peak), now = highest;
+            if (now == -__builtin_inff()) /* nothing seen yet: keep exp away from inf - inf */
                 now = 0;
             vf mass = {0};
             for (int32_t t = 0; t < blocks * SY_BLOCK; t += VL) {
@@ -266,7 +291,7 @@ INLINE void attend_typed(const sy_attend *a, const int f32)
                 store(row + t, p);
                 mass += p;
             }
-            if (start) {
+            if (start > begin) {
                 float keep[VL];
                 store(keep, vexp(splat(top[r] - now)));
                 total[r] *= keep[0];
@@ -274,7 +299,7 @@ INLINE void attend_typed(const sy_attend *a, const int f32)
                     store(o + r * MAX_HEAD + d, load(o + r * MAX_HEAD + d) * keep[0]);
             }
             total[r] += sum(mass);
-            top[r] = now;
+            top[r] = highest;
         }
         for (int32_t r = 0; r < padded; r += PV_ROWS) {
             int32_t d = 0;
@@ -359,7 +384,9 @@ const sy_ops LEVEL(sy_ops_) = {
     .norm = body_norm,
     .quantize = body_quantize,
     .silu_mul = body_silu_mul,
+    .gelu_mul = body_gelu_mul,
     .rotate = body_rotate,
+    .rotate_halves = body_rotate_halves,
     .store_kv = body_store_kv,
     .attend = body_attend,
     .exp = body_exp,

@@ -60,6 +60,7 @@ typedef struct {
     int32_t tokens, first, heads, head_dim, head_pad, kv_f32;
     const int32_t *table;
     uint8_t *const *blocks;
+    int32_t window; /* tokens that a token sees, itself included; 0: all */
     size_t key, value; /* offsets inside a block of the keys and values of this layer and KV head */
     float scale;
     float *out; /* as q */
@@ -76,7 +77,9 @@ typedef struct {
     /* Blocks [block, block + n / 32) of token t, from n floats. */
     void (*quantize)(const float *x, int32_t n, sy_acts *a, int32_t t, int32_t block);
     void (*silu_mul)(float *gate, const float *up, int32_t n);
+    void (*gelu_mul)(float *gate, const float *up, int32_t n);
     void (*rotate)(float *x, const float *cos_sin, int32_t pairs);
+    void (*rotate_halves)(float *x, const float *cos_sin, int32_t pairs);
     void (*store_kv)(uint8_t *keys, uint8_t *values, int32_t slot, const float *k, const float *v,
                      int32_t head_dim, int32_t head_pad, int32_t kv_f32);
     void (*attend)(const sy_attend *a);

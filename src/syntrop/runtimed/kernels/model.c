@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The life of a model: its memory and its weights. */
 #define _GNU_SOURCE
-#include <math.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 
@@ -47,26 +46,24 @@ static size_t carve_all(sy_model *m, uint8_t *base)
     m->kv_stride = round_up((size_t)c->n_head_kv * (size_t)c->head_dim, QBLOCK);
     m->logits_stride = round_up((size_t)c->n_vocab, PANEL);
     m->x = carve(base, &at, n * m->x_stride * 4);
+    m->delta = carve(base, &at, n * m->x_stride * 4);
     m->q = carve(base, &at, n * m->q_stride * 4);
     m->k = carve(base, &at, n * m->kv_stride * 4);
     m->v = carve(base, &at, n * m->kv_stride * 4);
-    m->cos_sin = carve(base, &at, n * (size_t)c->rope_dim * 4);
+    m->cos_sin = carve(base, &at, n * (size_t)c->n_ropes * (size_t)c->rope_dim * 4);
     m->logits = carve(base, &at, (size_t)c->max_logits * m->logits_stride * 4);
     carve_acts(&m->normed, base, &at, c->n_embd, c->max_batch);
     carve_acts(&m->attended, base, &at, c->n_head * c->head_dim, c->max_batch);
     carve_acts(&m->hidden, base, &at, c->n_ff, c->max_batch);
     carve_acts(&m->last, base, &at, c->n_embd, c->max_logits);
+    for (int i = 0; i < 3; i++)
+        m->low[i] = carve(base, &at, n * SY_MAX_RANK * 4);
     m->tiles = carve(base, &at, n * sizeof *m->tiles);
+    m->runs = carve(base, &at, n * sizeof *m->runs);
+    m->wanted_runs = carve(base, &at, (size_t)c->max_logits * sizeof *m->wanted_runs);
     m->wanted = carve(base, &at, (size_t)c->max_logits * 4);
     m->layers = carve(base, &at, (size_t)c->n_layer * sizeof *m->layers);
-    float *norms = carve(base, &at, ((size_t)c->n_layer * 2 + 1) * m->x_stride * 4);
-    m->inverse_freq = carve(base, &at, (size_t)c->rope_dim / 2 * sizeof(double));
-    if (base) {
-        for (int32_t i = 0; i < c->n_layer; i++)
-            for (int j = 0; j < 2; j++, norms += m->x_stride)
-                m->layers[i].norm[j] = norms;
-        m->output_norm = norms;
-    }
+    m->frequencies = carve(base, &at, (size_t)c->n_ropes * (size_t)c->rope_dim / 2 * sizeof(double));
     return at;
 }
 
@@ -76,6 +73,7 @@ sy_model *sy_model_new(const sy_config *c, int level, int threads, size_t weight
     if (!ops || threads < 1 || c->n_layer < 1 || c->n_embd < 1 || c->n_ff < 1 || c->n_vocab < 1 ||
         c->n_head_kv < 1 || c->n_head < c->n_head_kv || c->n_head % c->n_head_kv || c->head_dim < 1 ||
         c->head_dim > MAX_HEAD || c->rope_dim < 0 || c->rope_dim > c->head_dim || c->rope_dim % 2 ||
+        c->n_ropes < 1 || c->n_ropes > 2 || c->activation < SY_SILU || c->activation > SY_GELU ||
         c->n_layer > (SY_MAX_STAGES - 8) / STAGES || c->max_batch < 1 || c->max_batch % GROUP || c->max_logits < 1)
         return NULL;
     sy_model *m = calloc(1, sizeof *m);
@@ -104,8 +102,6 @@ sy_model *sy_model_new(const sy_config *c, int level, int threads, size_t weight
     /* Decoding streams the weights: huge pages keep the translation out of it. Advice only. */
     m->weight_used = round_up((size_t)(uintptr_t)m->weights, HUGE_PAGE) - (size_t)(uintptr_t)m->weights;
     madvise(m->weights + m->weight_used, m->weight_bytes - m->weight_used, MADV_HUGEPAGE);
-    for (int32_t i = 0; i < c->rope_dim / 2; i++)
-        m->inverse_freq[i] = c->rope_scale * pow(c->rope_theta, -2.0 * i / c->rope_dim);
     return m;
 }
 
@@ -180,6 +176,16 @@ static int right_shape(const sy_config *c, int slot, int32_t rows, int32_t cols)
     }
 }
 
+static void *place(sy_model *m, size_t bytes)
+{
+    bytes = round_up(bytes, 64);
+    if (bytes > m->weight_bytes - m->weight_used)
+        return NULL;
+    void *to = m->weights + m->weight_used;
+    m->weight_used += bytes;
+    return to;
+}
+
 int sy_model_matrix(sy_model *m, int32_t index, int slot, int type, int32_t rows, int32_t cols,
                     const void *src)
 {
@@ -187,43 +193,68 @@ int sy_model_matrix(sy_model *m, int32_t index, int slot, int type, int32_t rows
     if (!matrix || matrix->data || !right_shape(&m->c, slot, rows, cols) ||
         sy_matrix_shape(matrix, type, rows, cols))
         return SY_ERR_ARGUMENT;
-    size_t bytes = round_up((size_t)matrix->panels * matrix->panel_bytes, 64);
-    if (bytes > m->weight_bytes - m->weight_used)
+    matrix->data = place(m, (size_t)matrix->panels * matrix->panel_bytes);
+    if (!matrix->data)
         return SY_ERR_MEMORY;
-    matrix->data = m->weights + m->weight_used;
-    m->weight_used += bytes;
     struct packing job = {matrix, src};
     sy_pool_run(pack_job, &job, m->threads, 1);
     return 0;
 }
 
+static int32_t vector_length(const sy_config *c, int slot)
+{
+    switch (slot) {
+    case SY_Q_NORM:
+    case SY_K_NORM: return c->head_dim;
+    case SY_Q_BIAS: return c->n_head * c->head_dim;
+    case SY_K_BIAS:
+    case SY_V_BIAS: return c->n_head_kv * c->head_dim;
+    default: return c->n_embd;
+    }
+}
+
 int sy_model_vector(sy_model *m, int32_t index, int slot, int type, int32_t n, const void *src)
 {
-    float *to = NULL;
-    int32_t want = m->c.n_embd;
-    if ((slot == SY_ATTN_NORM || slot == SY_FFN_NORM) && index >= 0 && index < m->c.n_layer)
-        to = m->layers[index].norm[slot];
-    else if (slot == SY_OUTPUT_NORM)
-        to = m->output_norm;
-    else if (slot == SY_ROPE_FACTORS)
-        want = m->c.rope_dim / 2;
-    if (n != want || (!to && slot != SY_ROPE_FACTORS) ||
-        (type != SY_F32 && type != SY_F16 && type != SY_BF16))
+    float **where = &m->output_norm;
+    if (slot != SY_OUTPUT_NORM) {
+        if (slot < 0 || slot > SY_V_BIAS || index < 0 || index >= m->c.n_layer)
+            return SY_ERR_ARGUMENT;
+        where = &m->layers[index].vector[slot];
+    }
+    if (*where || n != vector_length(&m->c, slot) || (type != SY_F32 && type != SY_F16 && type != SY_BF16))
         return SY_ERR_ARGUMENT;
+    float *to = place(m, (size_t)n * 4);
+    if (!to)
+        return SY_ERR_MEMORY;
     for (int32_t i = 0; i < n; i++) {
-        float value;
         uint16_t half;
         if (type == SY_F32) {
-            memcpy(&value, (const uint8_t *)src + (size_t)i * 4, 4);
+            memcpy(&to[i], (const uint8_t *)src + (size_t)i * 4, 4);
         } else {
             memcpy(&half, (const uint8_t *)src + (size_t)i * 2, 2);
-            value = type == SY_F16 ? sy_half_to_float(half) : sy_bf16_to_float(half);
+            to[i] = type == SY_F16 ? sy_half_to_float(half) : sy_bf16_to_float(half);
         }
-        if (to)
-            to[i] = value;
-        else
-            m->inverse_freq[i] /= value;
     }
+    *where = to;
+    return 0;
+}
+
+int sy_model_rope(sy_model *m, int32_t rope, int32_t n, const double *frequencies, float magnitude)
+{
+    if (rope < 0 || rope >= m->c.n_ropes || n != m->c.rope_dim / 2)
+        return SY_ERR_ARGUMENT;
+    memcpy(m->frequencies + (size_t)rope * (size_t)n, frequencies, (size_t)n * sizeof(double));
+    m->magnitude[rope] = magnitude;
+    m->ropes_set |= 1 << rope;
+    return 0;
+}
+
+int sy_model_layer(sy_model *m, int32_t index, int32_t window, int32_t rope)
+{
+    if (index < 0 || index >= m->c.n_layer || window < 0 || rope < 0 || rope >= m->c.n_ropes)
+        return SY_ERR_ARGUMENT;
+    m->layers[index].window = window;
+    m->layers[index].rope = rope;
     return 0;
 }
 

@@ -12,6 +12,8 @@ from syntrop.runtimed.model.errors import BadRequest, NoMemory
 if TYPE_CHECKING:
     from collections.abc import Sequence as SequenceOf
 
+    from syntrop.runtimed.model.lora import Adapter
+
 ffi = _kernels.ffi
 lib = _kernels.lib
 
@@ -55,6 +57,7 @@ class Sequence:
         self.max_tokens = max_tokens
         self.length = 0
         self.closed = False
+        self.adapter: Adapter | None = None  # what its tokens are computed with
         self._blocks: list[int] = []
 
     @property

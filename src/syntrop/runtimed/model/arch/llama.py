@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: Apache-2.0
+"""llama, and what calls itself so: Mistral, SmolLM, TinyLlama.
+
+Pairs of neighbouring columns rotate: the conversion to GGUF has reordered the rows of Q and K for that.
+Llama 3.1's scaling arrives as divisors in `rope_freqs.weight`, Mistral's window as a key.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from syntrop.runtimed.model import rope
+from syntrop.runtimed.model.config import DENSE, Config, Layer, sizes
+
+if TYPE_CHECKING:
+    from syntrop.runtimed.model.keys import Keys
+
+
+def read(keys: Keys) -> Config:
+    size = sizes(keys)
+    layer = Layer(window=keys.integer("attention.sliding_window", 1 << 31, 0, least=0))
+    return Config(
+        **size,
+        tensors=DENSE,
+        ropes=(rope.read(keys, size["rope_dim"]),),
+        layers=(layer,) * size["n_layer"],
+        attn_scale=size["head_dim"] ** -0.5,
+    )
