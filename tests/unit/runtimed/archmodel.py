@@ -291,3 +291,31 @@ def file(case: Case) -> bytes:
     body = {name: (F32, value.shape[::-1], value.tobytes()) for name, value in tensors(case).items()}
     data: bytes = _sibling("tinymodel").gguf(metadata(case), body)
     return data
+
+
+def adapter(
+    architecture: str,
+    base: dict[str, tuple[int, ...]],
+    *,
+    name: str = "adapter",
+    rank: int = 5,
+    alpha: float = 8.0,
+    half: bool = False,
+    **more: Any,
+) -> bytes:
+    """A LoRA adapter as a GGUF file: a pair of `rank` for each tensor of `base`, by name and shape in ne order."""
+    dtype, number = (np.float16, 1) if half else (np.float32, 0)
+    body = {}
+    for tensor, (columns, rows) in base.items():
+        for suffix, (n, m) in (("lora_a", (rank, columns)), ("lora_b", (rows, rank))):
+            values = _uniform(f"{tensor}.{suffix}.{name}", (n, m)) * np.float32(math.sqrt(1 / m))
+            body[f"{tensor}.{suffix}"] = (number, (m, n), values.astype(dtype).tobytes())
+    keys: dict[str, Any] = {
+        "general.type": "adapter",
+        "general.architecture": architecture,
+        "adapter.type": "lora",
+        "adapter.lora.alpha": alpha,
+        **{key.replace("__", "."): value for key, value in more.items()},
+    }
+    data: bytes = _sibling("tinymodel").gguf(keys, body)
+    return data

@@ -12,12 +12,13 @@ sy_adapter *sy_adapter_new(const sy_model *m)
     if (!a)
         return NULL;
     a->m = m;
-    a->pairs = calloc((size_t)m->c.n_layer * SLOTS + 1, sizeof *a->pairs);
+    a->slots = (size_t)m->c.n_layer * SLOTS + 1;
+    a->pairs = calloc(a->slots, sizeof *a->pairs);
     if (!a->pairs) {
         free(a);
         return NULL;
     }
-    a->bytes = ((size_t)m->c.n_layer * SLOTS + 1) * sizeof *a->pairs;
+    a->bytes = a->slots * sizeof *a->pairs;
     return a;
 }
 
@@ -25,7 +26,7 @@ void sy_adapter_free(sy_adapter *a)
 {
     if (!a)
         return;
-    for (size_t i = 0; i <= (size_t)a->m->c.n_layer * SLOTS; i++) {
+    for (size_t i = 0; i < a->slots; i++) {
         free(a->pairs[i].down.data);
         free(a->pairs[i].up.data);
     }
@@ -37,7 +38,7 @@ size_t sy_adapter_bytes(const sy_adapter *a) { return a->bytes; }
 
 const pair *sy_adapter_at(const sy_adapter *a, int32_t layer, int slot)
 {
-    return &a->pairs[slot == SY_OUTPUT ? (size_t)a->m->c.n_layer * SLOTS : (size_t)layer * SLOTS + (size_t)slot];
+    return &a->pairs[slot == SY_OUTPUT ? a->slots - 1 : (size_t)layer * SLOTS + (size_t)slot];
 }
 
 static uint8_t *space(const sy_matrix *m)

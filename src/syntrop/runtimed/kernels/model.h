@@ -21,7 +21,8 @@ typedef struct {
 } pair;
 
 struct sy_adapter {
-    const sy_model *m;
+    const sy_model *m; /* may be gone before the adapter is */
+    size_t slots;
     pair *pairs; /* SY_FFN_DOWN + 1 a layer, then that of the output */
     size_t bytes;
 };
