@@ -86,8 +86,8 @@ static void carve_acts(sy_acts *a, uint8_t *base, size_t *at, int32_t cols, size
     a->f_stride = round_up((size_t)cols, QBLOCK);
     a->q = carve(base, at, groups * blocks * 2 * QBLOCK * GROUP);
     a->d = carve(base, at, groups * blocks * GROUP * 4);
-    a->s = carve(base, at, groups * blocks * GROUP * 4);
-    a->neg = carve(base, at, groups * blocks * GROUP * 4);
+    a->s = carve(base, at, groups * blocks * SUMS * GROUP * 4);
+    a->neg = carve(base, at, groups * blocks * SUMS * GROUP * 4);
     if (own)
         a->f = carve(base, at, groups * GROUP * a->f_stride * 4);
 }
@@ -566,6 +566,23 @@ int sy_encode(sy_encoder *e, int32_t n_texts, const int32_t *starts, const int32
     }
     pthread_mutex_unlock(&e->busy);
     return result;
+}
+
+void sy_add_rows(const float *rows, size_t stride, int32_t n, int32_t cols, double *sums)
+{
+    for (int32_t t = 0; t < n; t++)
+        for (int32_t i = 0; i < cols; i++)
+            sums[i] += rows[(size_t)t * stride + (size_t)i];
+}
+
+void sy_unit_vector(const double *sums, int32_t cols, float *out)
+{
+    double squares = 0;
+    for (int32_t i = 0; i < cols; i++)
+        squares += sums[i] * sums[i];
+    double scale = squares > 0 ? 1 / sqrt(squares) : 0; /* the mean's divisor falls out */
+    for (int32_t i = 0; i < cols; i++)
+        out[i] = (float)(sums[i] * scale);
 }
 
 int sy_test_gelu(int level, int32_t n, const float *x, float *y)

@@ -32,8 +32,8 @@ static void carve_acts(sy_acts *a, uint8_t *base, size_t *at, int32_t cols, int3
     a->f_stride = round_up((size_t)cols, QBLOCK);
     a->q = carve(base, at, groups * (size_t)a->blocks * 2 * QBLOCK * GROUP);
     a->d = carve(base, at, groups * (size_t)a->blocks * GROUP * 4);
-    a->s = carve(base, at, groups * (size_t)a->blocks * GROUP * 4);
-    a->neg = carve(base, at, groups * (size_t)a->blocks * GROUP * 4);
+    a->s = carve(base, at, groups * (size_t)a->blocks * SUMS * GROUP * 4);
+    a->neg = carve(base, at, groups * (size_t)a->blocks * SUMS * GROUP * 4);
     a->f = carve(base, at, groups * GROUP * a->f_stride * 4);
 }
 

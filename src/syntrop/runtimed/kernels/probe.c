@@ -46,8 +46,8 @@ int sy_test_matmul(int level, int threads, int type, int32_t rows, int32_t cols,
     m.data = space((size_t)m.panels * m.panel_bytes);
     a.q = space(groups * blocks * 2 * QBLOCK * GROUP);
     a.d = space(groups * blocks * GROUP * 4);
-    a.s = space(groups * blocks * GROUP * 4);
-    a.neg = space(groups * blocks * GROUP * 4);
+    a.s = space(groups * blocks * SUMS * GROUP * 4);
+    a.neg = space(groups * blocks * SUMS * GROUP * 4);
     a.f = space((size_t)n * (size_t)cols * 4);
     float *out = space((size_t)n * (size_t)m.panels * PANEL * 4);
     int result = m.data && a.q && a.d && a.s && a.neg && a.f && out ? 0 : SY_ERR_MEMORY;
