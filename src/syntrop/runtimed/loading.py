@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from syntrop.common import gguf
 from syntrop.runtimed import tokenizer as tokenizers
+from syntrop.runtimed import vocabulary
 from syntrop.runtimed.chat_template import ChatTemplate, TemplateError
 from syntrop.runtimed.model.errors import ModelError
 
@@ -100,7 +101,7 @@ def _load(
 ) -> Loaded:
     from syntrop.runtimed.model.llama import LlamaModel
 
-    header = gguf.parse(mapping)
+    header = gguf.parse(mapping, pack=vocabulary.pack)
     words = _Words(header.metadata)
     trained = header.metadata.get(f"{header.metadata.get('general.architecture')}.context_length")
     context = min(context_max, trained) if context_max and isinstance(trained, int) else None

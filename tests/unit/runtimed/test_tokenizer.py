@@ -228,7 +228,7 @@ def test_the_space_prefix_comes_again_after_a_special_token() -> None:
     ("metadata", "reason"),
     [
         ({}, "no tokenizer"),
-        ({"tokenizer.ggml.model": "bert"}, "'bert'"),
+        ({"tokenizer.ggml.model": "rwkv"}, "'rwkv'"),
         ({"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "nonesuch"}, "'nonesuch'"),
         ({"tokenizer.ggml.model": "gpt2"}, "tokens"),
         ({"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.tokens": []}, "0 tokens"),
