@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from syntrop.runtimed.model.checkpoint import Stored
+    from syntrop.runtimed.tokenizer import Tokenizer
 
     File = tuple[int, int]  # descriptor and size
 
@@ -43,12 +44,12 @@ _POOLINGS = {"pooling_mode_mean_tokens": 1, "pooling_mode_cls_token": 2, "poolin
 _MODULES = ("Transformer", "Pooling", "Normalize")
 
 
-def manifest(data: bytes) -> list[str] | None:
-    """The paths that modeld's manifest of a folder names; None for what is no manifest."""
-    if data[:1] != b"{" or len(data) > MANIFEST_MAX:
+def manifest(handle: int, size: int) -> list[str] | None:
+    """The paths that modeld's manifest of a folder names; None for a file that is none."""
+    if size > MANIFEST_MAX or os.pread(handle, 1, 0) != b"{":
         return None
     try:
-        value = json.loads(data)
+        value = json.loads(os.pread(handle, size, 0))
         files = [one["path"] for one in value["files"]] if value["version"] == 1 else None
     except (ValueError, KeyError, TypeError, RecursionError):
         return None
@@ -114,6 +115,27 @@ def pooling(files: Mapping[str, File]) -> int:
     if len(modes) != 1 or modes[0] not in _POOLINGS:
         raise UnsupportedModel(path, f"pooling by {', '.join(modes) or 'nothing'}; one of mean, cls and last is")
     return _POOLINGS[modes[0]]
+
+
+def words(files: Mapping[str, File], header: gguf.GGUF) -> tuple[Tokenizer, str | None]:
+    """The tokenizer of a folder, and the source of its chat template. Raises ModelError and TokenizerError."""
+    from syntrop.runtimed import tokenizer as tokenizers
+
+    if "tokenizer.ggml.model" in header.metadata:
+        source = header.metadata.get("tokenizer.chat_template")
+        return tokenizers.load(header.metadata), source if isinstance(source, str) else None
+    from syntrop.runtimed.tokenizer_json import load_json, template_of
+
+    if "tokenizer.json" not in files:
+        raise UnsupportedModel("tokenizer.json", "missing")
+    config = text(files, "tokenizer_config.json").encode() if "tokenizer_config.json" in files else None
+    tokenizer = load_json(text(files, "tokenizer.json").encode(), config)
+    ends = document(files, "generation_config.json").get("eos_token_id")
+    numbers = ends if isinstance(ends, list) else [ends]
+    tokenizer.ends |= {one for one in numbers if type(one) is int and 0 <= one < len(tokenizer)}
+    if "chat_template.jinja" in files:
+        return tokenizer, text(files, "chat_template.jinja")
+    return tokenizer, template_of(config) if config else None
 
 
 class Weights:

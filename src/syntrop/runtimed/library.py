@@ -8,6 +8,7 @@ waits for the check.
 
 from __future__ import annotations
 
+import os
 from time import monotonic
 
 from syntrop.common import journal, loop, paths
@@ -89,7 +90,7 @@ class Library:
 
     async def unload(self, model: Loaded) -> int:
         """Take a model out of memory; the bytes it had. Only where it has no users."""
-        freed = model.model.memory_bytes
+        freed: int = model.model.memory_bytes
         del self._loaded[model.digest]
         for name in [name for name, (digest, _) in self._names.items() if digest == model.digest]:
             del self._names[name]
@@ -133,12 +134,11 @@ class Library:
 
         threads = self._threads or cores()
         await self._make_room()
-        with await self._call("Open", {"id": digest}) as reply:
-            fd, size = reply.take_fd(reply.parameters["fd"]), reply.parameters["size"]
+        files = await self._open(digest)
         started = monotonic()
         try:
             model = await loop.thread(
-                _load, fd, size, identifier, digest, threads, self._level, self._context_max
+                _load, files, identifier, digest, threads, self._level, self._context_max
             )
         except loading.LoadError as error:
             raise CannotLoad(str(error)) from None
@@ -180,6 +180,32 @@ class Library:
 
     # --- modeld ---------------------------------------------------------------------------------------------
 
+    async def _open(self, digest: str) -> dict[str, tuple[int, int]]:
+        """Path to descriptor and size, of the files that a model needs; the path of a single file is empty."""
+        whole = await self._file({"id": digest})
+        if os.pread(whole[0], 1, 0) != b"{":
+            return {"": whole}
+        from syntrop.runtimed import folder
+
+        paths = await loop.thread(folder.manifest, *whole)
+        if paths is None:
+            return {"": whole}
+        os.close(whole[0])
+        opened: dict[str, tuple[int, int]] = {}
+        try:
+            for path in folder.needed(paths):
+                opened[path] = await self._file({"id": digest, "file": path})
+        except BaseException:
+            for handle, _ in opened.values():
+                os.close(handle)
+            raise
+        return opened
+
+    async def _file(self, parameters: dict[str, Any]) -> tuple[int, int]:
+        with await self._call("Open", parameters) as reply:
+            size: int = reply.parameters["size"]
+            return reply.take_fd(reply.parameters["fd"]), size
+
     async def _inspect(self, name: str) -> tuple[str, str]:
         """(digest, identifier) of a name."""
         with await self._call("Inspect", {"id": name}) as reply:
@@ -211,10 +237,18 @@ def _warm() -> None:
 
 
 def _load(
-    fd: int, size: int, identifier: str, digest: str, threads: int, level: str, context_max: int
+    files: dict[str, tuple[int, int]],
+    identifier: str,
+    digest: str,
+    threads: int,
+    level: str,
+    context_max: int,
 ) -> Loaded:
     from syntrop.runtimed import loading
 
-    return loading.load(
-        fd, size, name=identifier, digest=digest, threads=threads, level=level, context_max=context_max
-    )
+    how: dict[str, Any] = {
+        "name": identifier, "digest": digest, "threads": threads, "level": level, "context_max": context_max
+    }  # fmt: skip
+    if "" in files:
+        return loading.load(*files[""], **how)
+    return loading.load_folder(files, **how)

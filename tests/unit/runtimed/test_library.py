@@ -92,10 +92,9 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Digests in the order in which they were loaded; `bad` among the names cannot be."""
     done: list[str] = []
 
-    def load(
-        fd: int, size: int, identifier: str, digest: str, threads: int, level: str, context_max: int
-    ) -> Loaded:
-        os.close(fd)
+    def load(files: Any, identifier: str, digest: str, threads: int, level: str, context_max: int) -> Loaded:
+        for handle, _ in files.values():
+            os.close(handle)
         if digest == "sha256:bad":
             raise LoadError(f"{identifier} is broken")
         done.append(digest)

@@ -18,6 +18,7 @@
 typedef struct {
     sy_model *m;
     int32_t n, n_wanted, n_tiles, n_sequences, n_runs, n_wanted_runs;
+    int hidden; /* no logits are wanted, but what they are made of */
     const int32_t *tokens, *positions, *sequence;
     const int32_t *const *tables;
     const sy_adapter *const *adapters;
@@ -362,7 +363,7 @@ static void walk(void *p, sy_walk *w)
     rows wanted = {&m->last, m->wanted_runs, s->n_wanted, s->n_wanted_runs};
     if (wanted.n && normalize(w, s, &m->last, m->output_norm, &m->layers[m->c.n_layer - 1], SY_FFN_POST_NORM,
                               m->wanted, wanted.n) &&
-        lower(w, &wanted, 0, SY_OUTPUT, 1))
+        !s->hidden && lower(w, &wanted, 0, SY_OUTPUT, 1))
         project_logits(w, s, &wanted);
 }
 
@@ -426,6 +427,7 @@ int sy_forward(sy_model *m, int32_t n, const int32_t *tokens, const int32_t *pos
                 if (s.n_wanted == m->c.max_logits) {
                     result = SY_ERR_ARGUMENT;
                 } else {
+                    s.hidden |= wants[t] == SY_HIDDEN;
                     extend_runs(&s, m->wanted_runs, &s.n_wanted_runs, s.n_wanted, sequence[t]);
                     m->wanted[s.n_wanted++] = t;
                 }
@@ -451,3 +453,7 @@ int sy_forward(sy_model *m, int32_t n, const int32_t *tokens, const int32_t *pos
 float *sy_model_logits(sy_model *m) { return m->logits; }
 
 size_t sy_model_logits_stride(const sy_model *m) { return m->logits_stride; }
+
+const float *sy_model_hidden(const sy_model *m) { return m->last.f; }
+
+size_t sy_model_hidden_stride(const sy_model *m) { return m->last.f_stride; }

@@ -6,9 +6,10 @@ still lie where they are. What the two formats store differently becomes an `Edi
 the mapped files before the weights are read.
 
 - Gemma's norms are stored as the distance from 1.
-- The rows of llama's query and key projections are ordered for rotations of (i, i + half); GGUF has them so that
-  pairs are neighbours.
-- llama3's stretched rotations are a formula in the configuration, and divisors in a GGUF file.
+- llama3's and phi3's stretched rotations are numbers in the configuration, and tensors of divisors in a GGUF file.
+
+The rows of llama's query and key projections are ordered for rotations of (i, i + half), where GGUF has them so
+that pairs are neighbours. They stay as they are: a key of our own, `rope.halves`, says so.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class Family(NamedTuple):
 
     architecture: str
     names: Mapping[str, str]
-    paired: bool = False  # query and key rows are to be reordered
+    paired: bool = False  # GGUF has the rows of queries and keys in another order
     offset_norms: bool = False
 
 
@@ -148,18 +149,12 @@ def convert(
         if family.offset_norms and given.endswith("norm.weight"):
             tensor = place(Tensor(given, F32, tensor.shape, 0, 4 * tensor.shape[0]))
             edits.append(Edit(tensor, source, _plus_one(source.kind)))
-        elif family.paired and re.search(r"\.attn_[qk]\.", given):
-            heads = _number(config, "num_attention_heads")
-            if ".attn_k." in given:
-                heads = _number(config, "num_key_value_heads", heads)
-            tensor = place(tensor)
-            edits.append(Edit(tensor, source, _paired(given, source, heads)))
         tensors[given] = tensor
-    factors = _llama3_divisors(config) if family.architecture == "llama" else None
-    if factors:
-        tensor = place(Tensor("rope_freqs.weight", F32, (len(factors),), 0, 4 * len(factors)))
-        edits.append(Edit(tensor, None, lambda _: _floats(factors)))
-        tensors[tensor.name] = tensor
+    if family.architecture != "bert":
+        for name, divisors in _divisors(config).items():
+            tensor = place(Tensor(name, F32, (len(divisors),), 0, 4 * len(divisors)))
+            edits.append(Edit(tensor, None, _given(divisors)))
+            tensors[name] = tensor
     return GGUF(3, 32, metadata, tensors, 0), edits
 
 
@@ -224,12 +219,17 @@ def _decoder(config: Config, family: Family) -> dict[str, object]:
         "attention.layer_norm_rms_epsilon": _real(config, "rms_norm_eps", 1e-6),
         "rope.dimension_count": int(head * partial),
     }
-    window = config.get("sliding_window")
+    if family.paired:
+        values["rope.halves"] = True
+    window = config.get("sliding_window") and _number(config, "sliding_window")
     if family.architecture == "gemma3":
-        values |= _gemma(config, head, window)
-    elif window and config.get("use_sliding_window", True):
-        # Within the window the network is one that sees everything: that much context is exact.
-        values["context_length"] = min(context, _number(config, "sliding_window"))
+        values |= _gemma(config, head)
+    elif window and family.architecture in ("qwen2", "qwen3"):
+        if config.get("use_sliding_window"):
+            # In some layers only. Within the window all see everything: that much context is exact.
+            values["context_length"] = min(context, window)
+    elif window:
+        values["attention.sliding_window"] = window
     if family.architecture == "granite":
         values |= {
             "embedding_scale": _real(config, "embedding_multiplier", 1.0),
@@ -242,24 +242,32 @@ def _decoder(config: Config, family: Family) -> dict[str, object]:
     return metadata | {f"{family.architecture}.{key}": value for key, value in values.items()}
 
 
-def _gemma(config: Config, head: int, window: object) -> dict[str, object]:
-    """GGUF's gemma3 has every sixth layer see everything, local rotations of base 10,000, and queries scaled by
-    the head's size: what differs is refused."""
-    layers = _number(config, "num_hidden_layers")
+def _gemma(config: Config, head: int) -> dict[str, object]:
+    """Layers that see a window, rotated by a base of their own, between some that see everything."""
+    layers, width = _number(config, "num_hidden_layers"), _number(config, "hidden_size")
+    # GGUF has no key for what queries are divided by: it follows from the size (model/arch/gemma3.py).
+    divisor = width // _number(config, "num_attention_heads") if layers == 62 else head
+    if config.get("query_pre_attn_scalar", divisor) != divisor:
+        raise UnsupportedModel("config.json: query_pre_attn_scalar", f"differs from {divisor}")
+    if config.get("attn_logit_softcapping"):
+        raise UnsupportedModel("config.json: attn_logit_softcapping", "not supported")
     kinds = config.get("layer_types")
-    pattern = config.get("sliding_window_pattern") or config.get("_sliding_window_pattern") or 6
-    regular = ["sliding_attention" if (i + 1) % 6 else "full_attention" for i in range(layers)]
-    if (kinds is not None and kinds != regular) or pattern != 6:
-        raise UnsupportedModel("config.json: layer_types", "full attention in other layers than every sixth")
-    if config.get("query_pre_attn_scalar", head) != head:
-        raise UnsupportedModel("config.json: query_pre_attn_scalar", f"differs from the head's size of {head}")
-    local = _rope(config, "sliding_attention").get("rope_theta", config.get("rope_local_base_freq", 10000.0))
-    if local != 10000:
-        raise UnsupportedModel("config.json: rope_local_base_freq", f"{local!r}, not 10000")
-    for key in ("attn_logit_softcapping", "final_logit_softcapping"):
-        if config.get(key):
-            raise UnsupportedModel(f"config.json: {key}", "not supported")
-    return {"attention.sliding_window": _number(config, "sliding_window")} if window else {}
+    if kinds is None:
+        every = _number(config, "sliding_window_pattern", config.get("_sliding_window_pattern", 6))
+        windowed = [(i + 1) % every != 0 for i in range(layers)]
+    elif isinstance(kinds, list) and len(kinds) == layers:
+        windowed = [kind != "full_attention" for kind in kinds]
+    else:
+        raise BrokenModel("config.json: layer_types", f"not one for each of {layers} layers")
+    local = {"rope_theta": config.get("rope_local_base_freq"), **_rope(config, "sliding_attention")}
+    values: dict[str, object] = {
+        "attention.sliding_window": _number(config, "sliding_window"),
+        "attention.sliding_window_pattern": windowed,
+        "rope.freq_base_swa": _real(local, "rope_theta", 10000.0),
+    }
+    if config.get("final_logit_softcapping"):
+        values["final_logit_softcapping"] = _real(config, "final_logit_softcapping")
+    return values
 
 
 def _rope(config: Config, part: str = "full_attention") -> Mapping[str, Any]:
@@ -286,17 +294,35 @@ def _rotation(config: Config) -> dict[str, object]:
             for key in ("attention_factor", "mscale", "mscale_all_dim", "beta_fast", "beta_slow"):
                 if rope.get(key) not in (None, {"beta_fast": 32, "beta_slow": 1}.get(key)):
                     raise UnsupportedModel(f"config.json: rope_scaling.{key}", "not supported")
+    elif kind == "longrope":
+        trained = _number(config, "original_max_position_embeddings", rope.get("original_max_position_embeddings"))
+        stretch = _number(config, "max_position_embeddings") / trained
+        grown = math.sqrt(1 + math.log(stretch) / math.log(trained)) if stretch > 1 else 1.0
+        values["rope.scaling.type"] = kind
+        values["rope.scaling.original_context_length"] = trained
+        values["rope.scaling.attn_factor"] = _real(rope, "attention_factor", grown)
     elif kind not in ("default", "llama3"):
         raise UnsupportedModel("config.json: rope_scaling", f"{kind!r} is not supported")
     return values
 
 
-def _llama3_divisors(config: Config) -> list[float] | None:
-    """What the frequencies of the rotations are divided by: `factor` for long waves, 1 for short ones, in between
-    for those in between."""
+def _divisors(config: Config) -> dict[str, list[float]]:
+    """What the frequencies of the rotations are divided by, under the names of GGUF's tensors."""
     rope = _rope(config)
-    if rope.get("rope_type", rope.get("type")) != "llama3":
-        return None
+    kind = rope.get("rope_type", rope.get("type"))
+    if kind == "longrope":
+        found = {}
+        for key in ("long", "short"):
+            given = rope.get(f"{key}_factor")
+            if not isinstance(given, list) or not given:
+                raise BrokenModel(f"config.json: rope_scaling.{key}_factor", "no list of numbers")
+            found[f"rope_factors_{key}.weight"] = [_real({"factor": one}, "factor") for one in given]
+        return found
+    return {"rope_freqs.weight": _llama3(config, rope)} if kind == "llama3" else {}
+
+
+def _llama3(config: Config, rope: Config) -> list[float]:
+    """`factor` for long waves, 1 for short ones, in between for those in between."""
     factor, low, high = (_real(rope, key) for key in ("factor", "low_freq_factor", "high_freq_factor"))
     original = _number(rope, "original_max_position_embeddings")
     width, heads = _number(config, "hidden_size"), _number(config, "num_attention_heads")
@@ -335,10 +361,10 @@ def _real(config: Config, key: str, default: float | None = None) -> float:
 # --- numbers ----------------------------------------------------------------------------------------------------
 
 
-def _floats(values: list[float]) -> bytes:
+def _given(values: list[float]) -> Callable[[memoryview], bytes]:
     from array import array
 
-    return array("f", values).tobytes()
+    return lambda _source: array("f", values).tobytes()
 
 
 def _plus_one(kind: str) -> Callable[[memoryview], bytes]:
@@ -355,25 +381,5 @@ def _plus_one(kind: str) -> Callable[[memoryview], bytes]:
         else:
             values = array("f", bytes(raw))
         return array("f", [value + 1 for value in values]).tobytes()
-
-    return make
-
-
-def _paired(name: str, source: Stored, heads: int) -> Callable[[memoryview], bytes]:
-    """Rows (or numbers of a bias) of each head from (first half, second half) to pairs of both."""
-    rows = source.shape[0]
-    if rows % (2 * heads):
-        raise BrokenModel(name, f"{rows} rows are not {heads} heads of an even size")
-    half, row = rows // heads // 2, source.nbytes // rows
-
-    def make(raw: memoryview) -> bytes:
-        out = bytearray(len(raw))
-        for head in range(heads):
-            for i in range(half):
-                at = (head * 2 * half + 2 * i) * row
-                for part in range(2):
-                    origin = (head * 2 * half + part * half + i) * row
-                    out[at + part * row : at + (part + 1) * row] = raw[origin : origin + row]
-        return bytes(out)
 
     return make

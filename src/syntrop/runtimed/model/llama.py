@@ -12,13 +12,14 @@ from _thread import allocate_lock
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from syntrop.runtimed import _kernels
-from syntrop.runtimed.model import lora
+from syntrop.runtimed.model import hidden, lora
 from syntrop.runtimed.model.config import MAX_CONTEXT, Config, read_config
 from syntrop.runtimed.model.errors import BadRequest, BrokenModel, NoMemory
 from syntrop.runtimed.model.kv import Pool, Sequence
 from syntrop.runtimed.model.plan import MATRICES, VECTORS, Place, check_extent, plan
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from collections.abc import Sequence as SequenceOf
 
     from syntrop.common.gguf import GGUF
@@ -58,6 +59,9 @@ class LlamaModel:
         self.context = context
         self.level = level
         self.parameter_count = parameters
+        self.pooling = "last"  # of `embed`, where nothing else is asked for
+        self.dimensions = config.n_embd
+        self.batch_tokens = context  # of `embed`: texts come one after another
         self.adapters: list[Adapter] = []
         self._own_bytes: int = lib.sy_model_bytes(handle)
         self.kv = Pool(handle)
@@ -114,7 +118,9 @@ class LlamaModel:
         if "output.weight" not in gguf.tensors:
             lib.sy_model_tie(handle)
         parameters = sum(tensor.elements for tensor in gguf.tensors.values())
-        return cls(handle, config, context, level, parameters)
+        model = cls(handle, config, context, level, parameters)
+        model.pooling = hidden.POOLINGS.get(gguf.metadata.get(f"{config.architecture}.pooling_type"), "last")
+        return model
 
     def sequence(self, max_tokens: int, adapter: Adapter | None = None) -> Sequence:
         """An empty sequence that can hold `max_tokens`, computed with `adapter`. It takes memory as it grows."""
@@ -162,6 +168,11 @@ class LlamaModel:
             piece = Piece(sequence, tokens[start : start + MAX_LOGITS])
             rows += (ffi.unpack(row, n) for row in self._step([piece], last=False))
         return rows
+
+    def embed(self, texts: SequenceOf[SequenceOf[int]], pooling: str | None = None) -> list[list[float]]:
+        """For each text, its tokens, the last hidden states made one vector of length 1: `mean`, `cls` or
+        `last`."""
+        return [hidden.embed(self, text, pooling or self.pooling) for text in texts]
 
     def step(self, batch: SequenceOf[Piece]) -> list[Any]:
         """One step over pieces of different sequences; for each piece its row of logits, or None.
@@ -221,21 +232,28 @@ class LlamaModel:
                 bad = low if low < 0 else high
                 raise BadRequest("tokens", f"{bad} is not in the vocabulary of {self.config.n_vocab}")
 
-    def _step(self, batch: SequenceOf[Piece], *, last: bool) -> list[Any]:
-        """Rows for the last token of the pieces that want it, or (not last) for every token."""
+    def _step(
+        self, batch: SequenceOf[Piece], *, last: bool, pool: Callable[[Any, int], None] | None = None
+    ) -> list[Any]:
+        """Rows for the last token of the pieces that want it, or (not last) for every token.
+
+        With `pool`, rows of the last hidden state in place of logits, and only for its call: rows and their
+        stride.
+        """
         tokens: list[int] = []
         positions: list[int] = []
         owners: list[int] = []
         wants = bytearray()
+        want: int = 1 if pool is None else lib.SY_HIDDEN
         for index, piece in enumerate(batch):
             count, start = len(piece.tokens), piece.sequence.length
             tokens += piece.tokens
             positions += range(start, start + count)
             owners += [index] * count
             if last:
-                wants += bytes(count - 1) + bytes([piece.logits])
+                wants += bytes(count - 1) + bytes([piece.logits * want])
             else:
-                wants += b"\1" * count
+                wants += bytes([want]) * count
         with self._lock:
             handle = self._live()
             adapters = ffi.NULL
@@ -259,6 +277,9 @@ class LlamaModel:
                 raise BadRequest("batch", f"the kernels refused it ({status})")
             for piece in batch:
                 piece.sequence.extend(piece.tokens)
+            if pool is not None:
+                pool(lib.sy_model_hidden(handle), lib.sy_model_hidden_stride(handle))
+                return []
             logits, stride = lib.sy_model_logits(handle), lib.sy_model_logits_stride(handle)
         if not last:
             return [logits + i * stride for i in range(len(tokens))]

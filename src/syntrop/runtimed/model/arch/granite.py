@@ -21,6 +21,7 @@ def read(keys: Keys) -> Config:
         **size,
         tensors=DENSE,
         ropes=(rope.read(keys, size["rope_dim"]),),
+        rope_halves=keys.flag("rope.halves", False),  # as in llama
         layers=(Layer(),) * size["n_layer"],
         embed_scale=keys.number("embedding_scale", 1.0),
         attn_scale=keys.number("attention.scale", size["head_dim"] ** -0.5),

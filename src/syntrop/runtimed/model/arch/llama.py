@@ -23,6 +23,7 @@ def read(keys: Keys) -> Config:
         **size,
         tensors=DENSE,
         ropes=(rope.read(keys, size["rope_dim"]),),
+        rope_halves=keys.flag("rope.halves", False),  # checkpoint.py says so: there the rows are as published
         layers=(layer,) * size["n_layer"],
         attn_scale=size["head_dim"] ** -0.5,
     )

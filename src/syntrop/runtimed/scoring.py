@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A decision as the engine runs it: a generation whose tokens are given, and which looks at how likely they were.
+
+The prompt is read once, as any prompt is, beside what else runs. Then each step reads one token that the texts
+share; where two part, the cache is cut back to the fork. A text of one token costs no step at all.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from syntrop.runtimed.decide import Scores
+from syntrop.runtimed.engine import Generation
+from syntrop.runtimed.sampler import Sampling, logprobs
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from syntrop.runtimed.engine import Engine, Runnable
+
+
+class Scoring(Generation):
+    """`totals` has the logarithm of each path's probability after the shared tokens, once `next` gave None."""
+
+    def __init__(
+        self, engine: Engine, runnable: Runnable, shared: Sequence[int], paths: Sequence[Sequence[int]]
+    ) -> None:
+        """Shared tokens and the longest path fit into the context together."""
+        super().__init__(engine, runnable, shared, Sampling(seed=1), max(map(len, paths)), ())
+        self._scores = Scores(paths)
+
+    @property
+    def totals(self) -> list[float]:
+        return self._scores.totals
+
+    def start(self) -> None:
+        self.cache = self.model.sequence(len(self.prompt) + self._budget)
+
+    def advance(self, logits: Any) -> bool:
+        n_vocab = len(self.runnable.tokenizer)
+        self._made += 1
+        step = self._scores.take(lambda token: logprobs(logits, n_vocab, token).logprob)
+        if step is None:
+            self._finish("stop")
+            return False
+        kept, self.next_token = step
+        if self.cache.length > len(self.prompt) + kept:
+            self.cache.truncate(len(self.prompt) + kept)
+        return True
