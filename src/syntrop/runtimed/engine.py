@@ -81,8 +81,8 @@ class Engine:
         pool = generation.model.kv
         if not pool.fits(len(generation.prompt) + 1):
             raise Overloaded(
-                f"{len(generation.prompt)} tokens of prompt do not fit into the {pool.room} bytes that are left for "
-                "keys and values"
+                f"{len(generation.prompt)} tokens of prompt do not fit into the {pool.room} bytes that are left "
+                "for keys and values"
             )
         with self._changed:
             if self._closing:

@@ -10,13 +10,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from syntrop.runtimed.decide import Scores
-from syntrop.runtimed.engine import Generation
+from syntrop.runtimed.generation import Generation
 from syntrop.runtimed.sampler import Sampling, logprobs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from syntrop.runtimed.engine import Engine, Runnable
+    from syntrop.runtimed.engine import Engine
+    from syntrop.runtimed.generation import Runnable
 
 
 class Scoring(Generation):
@@ -34,7 +35,7 @@ class Scoring(Generation):
         return self._scores.totals
 
     def start(self) -> None:
-        self.cache = self.model.sequence(len(self.prompt) + self._budget)
+        self.open_cache()
 
     def advance(self, logits: Any) -> bool:
         n_vocab = len(self.runnable.tokenizer)
@@ -43,7 +44,9 @@ class Scoring(Generation):
         if step is None:
             self._finish("stop")
             return False
-        kept, self.next_token = step
-        if self.cache.length > len(self.prompt) + kept:
-            self.cache.truncate(len(self.prompt) + kept)
+        kept, token = step
+        kept += len(self.prompt)
+        self.tokens[kept:] = [token]
+        if self.cache is not None and self.cache.length > kept:
+            self.cache.truncate(kept)
         return True

@@ -149,9 +149,18 @@ class Pool:
             raise BadRequest("budget", "the pool has blocks already")
         self.budget = budget
 
+    @property
+    def room(self) -> int:
+        """Bytes that blocks can have at most, beside the weights that are loaded."""
+        return self.budget.limit - self.budget.weights
+
+    def cost(self, tokens: int) -> int:
+        """Bytes that so many tokens of one sequence take."""
+        return blocks_of(tokens) * self.block_bytes
+
     def fits(self, tokens: int) -> bool:
-        """Whether so many tokens of one sequence could be held at all, beside the weights that are loaded."""
-        return blocks_of(tokens) * self.block_bytes <= self.budget.limit - self.budget.weights
+        """Whether so many tokens of one sequence could be held at all."""
+        return self.cost(tokens) <= self.room
 
     def close(self) -> None:
         """The model goes, and its blocks with it."""
