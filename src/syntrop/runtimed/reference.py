@@ -47,8 +47,8 @@ class ReferenceModel:
             down, up = parts[f"{name}.lora_a"], parts[f"{name}.lora_b"]
             self.weights[name] = self.weights[name] + np.float32(alpha / len(down)) * (up @ down)
 
-    def logits(self, tokens: SequenceOf[int]) -> Floats:
-        """[positions, n_vocab]: the logits after each token."""
+    def logits(self, tokens: SequenceOf[int], last: int = 0) -> Floats:
+        """[positions, n_vocab]: the logits after each token, or after the last so many."""
         c, w = self.config, self.weights
         x = w["token_embd.weight"][np.asarray(tokens)] * np.float32(c.embed_scale)
         for i, layer in enumerate(c.layers):
@@ -59,7 +59,7 @@ class ReferenceModel:
             given = self._feed_forward(_norm(x, part["ffn_norm.weight"], c.rms_eps), part)
             x = x + self._tempered(given, part.get("post_ffw_norm.weight"))
         output = w.get("output.weight", w["token_embd.weight"])
-        logits = _norm(x, w["output_norm.weight"], c.rms_eps) @ output.T * np.float32(c.logit_scale)
+        logits = _norm(x[-last:], w["output_norm.weight"], c.rms_eps) @ output.T * np.float32(c.logit_scale)
         if c.logit_cap:
             logits = c.logit_cap * np.tanh(logits / np.float32(c.logit_cap))
         return np.asarray(logits, dtype=np.float32)

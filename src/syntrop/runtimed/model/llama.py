@@ -19,7 +19,7 @@ from syntrop.runtimed.model.kv import Pool, Sequence
 from syntrop.runtimed.model.plan import MATRICES, VECTORS, Place, check_extent, plan
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from collections.abc import Sequence as SequenceOf
 
     from syntrop.common.gguf import GGUF
@@ -161,13 +161,13 @@ class LlamaModel:
 
     def forward_all(self, sequence: Sequence, tokens: SequenceOf[int]) -> list[list[float]]:
         """Append tokens; the logits after each of them."""
+        return [ffi.unpack(row, self.config.n_vocab) for row in self.forward_rows(sequence, tokens)]
+
+    def forward_rows(self, sequence: Sequence, tokens: SequenceOf[int]) -> Iterator[Any]:
+        """Append tokens; for each of them a `float *` to the logits after it, good until the next is asked for."""
         self._check([Piece(sequence, tokens)])
-        n = self.config.n_vocab
-        rows: list[list[float]] = []
         for start in range(0, len(tokens), MAX_LOGITS):
-            piece = Piece(sequence, tokens[start : start + MAX_LOGITS])
-            rows += (ffi.unpack(row, n) for row in self._step([piece], last=False))
-        return rows
+            yield from self._step([Piece(sequence, tokens[start : start + MAX_LOGITS])], last=False)
 
     def embed(self, texts: SequenceOf[SequenceOf[int]], pooling: str | None = None) -> list[list[float]]:
         """For each text, its tokens, the last hidden states made one vector of length 1: `mean`, `cls` or

@@ -9,10 +9,10 @@ longrope    divisors found by search, one set for contexts within the training a
 
 from __future__ import annotations
 
-from math import ceil, floor, log, pi
+from math import ceil, floor, isfinite, log, pi
 from typing import TYPE_CHECKING, NamedTuple
 
-from syntrop.runtimed.model.errors import UnsupportedModel
+from syntrop.runtimed.model.errors import BrokenModel, UnsupportedModel
 
 if TYPE_CHECKING:
     from syntrop.runtimed.model.keys import Keys
@@ -25,28 +25,38 @@ class Rope(NamedTuple):
     magnitude: float = 1.0
 
 
-def plain(base: float, dim: int) -> Rope:
-    """base^(-2i / dim), not scaled."""
-    return Rope(tuple(base ** (-2.0 * i / dim) for i in range(dim // 2)))
+def base(keys: Keys, name: str) -> float:
+    """The base under this key. Raises UnsupportedModel and BrokenModel."""
+    value = keys.number(name, 10000.0)
+    if value <= 1:
+        raise BrokenModel(keys.full(name), f"{value} is not more than 1")
+    return value
+
+
+def plain(theta: float, dim: int) -> Rope:
+    """θ^(-2i / dim), not scaled."""
+    return Rope(tuple(theta ** (-2.0 * i / dim) for i in range(dim // 2)))
 
 
 def read(keys: Keys, dim: int) -> Rope:
     """What the keys under `rope.` and the tensors of divisors say. Raises UnsupportedModel and BrokenModel."""
-    base = keys.number("rope.freq_base", 10000.0)
+    theta = base(keys, "rope.freq_base")
     factor = keys.number("rope.scaling.factor", keys.number("rope.scale_linear", 1.0))
     kind = keys.text("rope.scaling.type", "linear" if factor != 1.0 else "none")
-    frequencies = list(plain(base, dim).frequencies)
+    frequencies = list(plain(theta, dim).frequencies)
     magnitude = keys.number("rope.scaling.attn_factor", 1.0)
     if kind == "linear":
         frequencies = [f / factor for f in frequencies]
     elif kind == "yarn":
-        frequencies, grown = _yarn(keys, frequencies, base, dim, factor)
+        frequencies, grown = _yarn(keys, frequencies, theta, dim, factor)
         magnitude *= grown
     elif kind not in ("none", "longrope"):
         raise UnsupportedModel(keys.full("rope.scaling.type"), f"{kind!r} is not supported")
     divisors = _divisors(keys, dim // 2)
     if divisors is not None:
         frequencies = [f / d for f, d in zip(frequencies, divisors, strict=True)]
+    if not all(map(isfinite, frequencies)):
+        raise BrokenModel(keys.full("rope.scaling.factor"), f"{factor} leaves no finite frequencies")
     return Rope(tuple(frequencies), magnitude)
 
 
@@ -63,13 +73,15 @@ def _trained(keys: Keys) -> int:
     return keys.integer("rope.scaling.original_context_length", 1 << 31, most)
 
 
-def _yarn(keys: Keys, frequencies: list[float], base: float, dim: int, factor: float) -> tuple[list[float], float]:
+def _yarn(
+    keys: Keys, frequencies: list[float], theta: float, dim: int, factor: float
+) -> tuple[list[float], float]:
     if keys.number("rope.scaling.yarn_ext_factor", 1.0) != 1.0:
         raise UnsupportedModel(keys.full("rope.scaling.yarn_ext_factor"), "only 1 is supported")
     trained = _trained(keys)
 
     def pair_that_turns(times: float) -> float:
-        return dim * log(trained / (times * 2 * pi)) / (2 * log(base))
+        return dim * log(trained / (times * 2 * pi)) / (2 * log(theta))
 
     low = max(0, floor(pair_that_turns(keys.number("rope.scaling.yarn_beta_fast", 32.0))))
     high = min(dim - 1, ceil(pair_that_turns(keys.number("rope.scaling.yarn_beta_slow", 1.0))))

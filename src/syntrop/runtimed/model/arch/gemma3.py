@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from syntrop.runtimed.model import rope
-from syntrop.runtimed.model.config import DENSE, Config, Layer, sizes
+from syntrop.runtimed.model.config import DENSE, MAX_CONTEXT, Config, Layer, sizes
 from syntrop.runtimed.model.errors import BrokenModel
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def read(keys: Keys) -> Config:
         tensors=TENSORS,
         ropes=(
             rope.read(keys, size["rope_dim"]),
-            rope.plain(keys.number("rope.freq_base_swa", 10000.0), size["rope_dim"]),
+            rope.plain(rope.base(keys, "rope.freq_base_swa"), size["rope_dim"]),
         ),
         rope_halves=True,
         layers=_layers(keys, n_layer),
@@ -49,7 +49,7 @@ def read(keys: Keys) -> Config:
 
 def _layers(keys: Keys, n_layer: int) -> tuple[Layer, ...]:
     full = Layer()
-    window = keys.integer("attention.sliding_window", 1 << 31, 0, least=0)
+    window = keys.integer("attention.sliding_window", MAX_CONTEXT, 0, least=0)
     pattern = keys.flags("attention.sliding_window_pattern")
     if pattern is None:
         every = keys.integer("attention.sliding_window_pattern", 1 << 31, 6)

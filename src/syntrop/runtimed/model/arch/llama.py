@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from syntrop.runtimed.model import rope
-from syntrop.runtimed.model.config import DENSE, Config, Layer, sizes
+from syntrop.runtimed.model.config import DENSE, MAX_CONTEXT, Config, Layer, sizes
 
 if TYPE_CHECKING:
     from syntrop.runtimed.model.keys import Keys
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def read(keys: Keys) -> Config:
     size = sizes(keys)
-    layer = Layer(window=keys.integer("attention.sliding_window", 1 << 31, 0, least=0))
+    layer = Layer(window=keys.integer("attention.sliding_window", MAX_CONTEXT, 0, least=0))
     return Config(
         **size,
         tensors=DENSE,
