@@ -206,7 +206,7 @@ def _decoder(config: Config, family: Family) -> dict[str, object]:
     width, heads = _number(config, "hidden_size"), _number(config, "num_attention_heads")
     head = _number(config, "head_dim", width // heads if width % heads == 0 else None)
     context = _number(config, "max_position_embeddings")
-    partial = _real(config, "partial_rotary_factor", 1.0)
+    partial = _real({**config, **_rope(config)}, "partial_rotary_factor", 1.0)
     values: dict[str, object] = {
         "block_count": _number(config, "num_hidden_layers"),
         "context_length": context,
