@@ -13,7 +13,7 @@ import pytest
 
 from syntrop.common.gguf import parse
 from syntrop.runtimed.model import arch
-from syntrop.runtimed.model.llama import LlamaModel, Piece, ffi, levels
+from syntrop.runtimed.model.llama import LlamaModel, Piece, ffi, levels, lib
 from syntrop.runtimed.reference import ReferenceModel
 
 _spec = importlib.util.spec_from_file_location("archmodel_o", Path(__file__).with_name("archmodel.py"))
@@ -79,3 +79,20 @@ def test_half_precision_keys_and_values_are_close() -> None:
         ours = np.array(model.forward_all(model.sequence(44), archmodel.tokens()))
         model.close()
         assert np.abs(ours - ORACLE[name]).max() < 0.02
+
+
+@pytest.mark.parametrize("level", levels())
+@pytest.mark.parametrize("name", ["mistral", "phi3"])
+def test_blocks_behind_the_window_are_not_read(name: str, level: str) -> None:
+    """Numbers that are none would show wherever they are read, even where their weight is 0."""
+    expected, tokens = ORACLE[name], archmodel.tokens()
+    model = load(name, level=level)
+    with model.sequence(64) as sequence:
+        model.forward(sequence, tokens[:-4], logits=False)
+        for index in (0, 1):  # the windows of the last four tokens begin at position 30 and 32
+            if index * 16 + 16 <= len(tokens) - 4 - CASES[name].gguf["attention.sliding_window"] + 1:
+                block = lib.sy_block_memory(model._handle, sequence.table[index])
+                ffi.memmove(block, b"\xff" * model.kv.block_bytes, model.kv.block_bytes)
+        ours = [np.array(ffi.unpack(model.forward(sequence, [token]), archmodel.VOCAB)) for token in tokens[-4:]]
+    model.close()
+    assert np.abs(np.array(ours) - expected[-4:]).max() < 1e-4
