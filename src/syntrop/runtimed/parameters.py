@@ -144,6 +144,15 @@ def stops(stop: list[str] | None) -> tuple[str, ...]:
     return tuple(stop)
 
 
+def priority(name: str) -> int:
+    """Its place among the engine's tiers."""
+    from syntrop.common.authority import PRIORITIES
+
+    if name not in PRIORITIES:
+        raise invalid("priority", f"none of {', '.join(PRIORITIES)}")
+    return PRIORITIES.index(name)
+
+
 def top_logprobs(count: int | None) -> int | None:
     if count is not None and not 0 <= count <= _LOGPROBS_MAX:
         raise invalid("top_logprobs", f"{count} is not from 0 to {_LOGPROBS_MAX}")

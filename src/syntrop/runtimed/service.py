@@ -46,7 +46,24 @@ class Runtime1:
             models_max=settings.models_max,
             context_max=settings.context_max,
             timeout=settings.store_timeout_sec,
+            memory_max=settings.memory_max,
+            prefixes_max=settings.prefixes_max,
         )
+
+    def reload(self) -> None:
+        """Take over the settings that can change while models are loaded: the threads."""
+        import sys
+
+        from syntrop.common.settings import resolve
+        from syntrop.runtimed.settings import TABLE
+
+        self._library.set_threads(resolve("runtimed", TABLE, sys.argv[1:]).threads)
+
+    def yield_batch(self) -> None:
+        """The host needs its resources: Batch work stands still for a while, and memory without users goes."""
+        if self._engine is not None:
+            self._engine.yield_batch(self._settings.yield_sec, give_back=True)
+        self._library.compact()
 
     async def stop(self) -> None:
         """End the engine; what still generates fails."""
@@ -81,6 +98,7 @@ class Runtime1:
         top_logprobs: int | None = None,
         tools: list[dict[str, Any]] | None = None,
         template_variables: str | None = None,
+        priority: str = "Interactive",
     ) -> dict[str, Any]:
         parameters.refuse_unbuilt(
             image=image,
@@ -95,6 +113,11 @@ class Runtime1:
             raise invalid("max_tokens", "less than 1")
         stops = parameters.stops(stop)
         most = parameters.top_logprobs(top_logprobs)
+        tier = parameters.priority(priority)
+        if priority == "EmergencyTriage":
+            from syntrop.common import authority
+
+            await authority.authorize(call, authority.TRIAGE)
         sampling = parameters.sampling(
             temperature=temperature,
             top_k=top_k,
@@ -111,9 +134,8 @@ class Runtime1:
         try:
             parameters.check_biases(sampling, loaded.tokenizer)
             tokens = await self._tokens(loaded, prompt, chat)
-            submit = self._running().submit
-            with _admitted(
-                lambda: submit(loaded, tokens, sampling, max_tokens=max_tokens, stops=stops, top_logprobs=most)
+            with self._submit(
+                loaded, tokens, sampling, max_tokens=max_tokens, stops=stops, top_logprobs=most, tier=tier
             ) as generation:
                 result = await self._relay(call, generation, loaded.tokenizer)
         finally:
@@ -122,7 +144,7 @@ class Runtime1:
 
     async def _relay(self, call: Call, generation: Generation, tokenizer: Tokenizer) -> Result:
         """Pass the text on as it comes, to a caller who wants it so."""
-        from syntrop.runtimed.engine import GenerationError
+        from syntrop.runtimed.engine import GenerationError, OutOfMemory
 
         try:
             while (text := await generation.next()) is not None:
@@ -131,6 +153,8 @@ class Runtime1:
                     if generation.logprobs:
                         delta["logprobs"] = _logprobs(generation.logprobs, tokenizer)
                     await call.send(delta)
+        except OutOfMemory as error:
+            raise overloaded(str(error)) from None
         except GenerationError as error:
             raise self._failed(str(error)) from None
         assert generation.result is not None
@@ -168,6 +192,11 @@ class Runtime1:
         if not tokens:
             raise invalid(given, "no tokens")
         return tokens
+
+    def _submit(self, *what: Any, tier: int, **how: Any) -> Generation:
+        from syntrop.runtimed.generation import Tier
+
+        return _admitted(lambda: self._running().submit(*what, tier=Tier(tier), **how))
 
     def _running(self) -> Engine:
         if self._engine is None:
@@ -214,10 +243,10 @@ class Runtime1:
         from syntrop.runtimed.engine import GenerationError
         from syntrop.runtimed.scoring import Scoring
 
-        context, longest = loaded.model.context, loaded.tokenizer.longest
+        context = loaded.model.context
         texts = [text for _, text in candidates]
         # A text that is too long by far is not counted out.
-        least = (len(prompt) + max(map(len, texts))) // longest
+        least = loaded.tokenizer.at_least(len(prompt) + max(map(len, texts)))
         if least > context:
             raise parameters.context_exceeded(least, context)
         try:
@@ -312,13 +341,20 @@ class Runtime1:
         slots = self._settings.slots
         taken = 0 if self._engine is None else self._engine.active + self._engine.waiting
         models = [one.describe() for one in self._library.loaded()]
-        caches = 0 if self._engine is None else self._engine.cache_bytes
         return {
             "available_slots": max(0, slots - taken),
             "max_slots": slots,
-            "used_bytes": sum(one["memory_bytes"] for one in models) + caches,
+            "used_bytes": sum(one["memory_bytes"] for one in models) + self._library.cache_bytes,
             "models": models,
         }
+
+    async def CompactKvCache(
+        self, call: Call, allowInteractiveAuthentication: bool | None = None
+    ) -> dict[str, Any]:
+        from syntrop.common import authority
+
+        await authority.authorize(call, interactive=allowInteractiveAuthentication)
+        return {"freed_bytes": self._library.compact()}
 
     def _named(self, model: str) -> str:
         name: str = model or self._settings.default_model
