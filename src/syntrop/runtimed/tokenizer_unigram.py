@@ -9,11 +9,13 @@ the longest match is replaced by a zero-terminated text that follows the trie.
 from __future__ import annotations
 
 import math
+import re
 from array import array
 
 from syntrop.runtimed._kernels import ffi, lib
 from syntrop.runtimed.tokenizer import NORMAL, UNUSED, USER_DEFINED, Tokenizer, TokenizerError, floats
 from syntrop.runtimed.tokenizer_bpe import SPACE, byte_tokens, character_piece, unpacked
+from syntrop.runtimed.tokenizer_wordpiece import words_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -89,8 +91,13 @@ class UnigramTokenizer(Tokenizer):
     add_eos_default = True
     defaults = {"eos": 1, "unknown": 2}  # noqa: RUF012
 
-    def __init__(self, metadata: dict[str, object], *, byte_fallback: bool = False) -> None:
+    def __init__(
+        self, metadata: dict[str, object], *, byte_fallback: bool = False, blanks: str = "sentencepiece"
+    ) -> None:
+        """`blanks` says what becomes of them: "sentencepiece" as its own flags have it, "words" to cut at every
+        kind of white space, "runs" to keep one of each run of blanks. Raises TokenizerError."""
         super().__init__(metadata)
+        self._blanks = blanks
         scores = array("f", floats(metadata, "tokenizer.ggml.scores", len(self)))
         if self.texts.longest_bytes > _LONGEST_TOKEN:
             raise TokenizerError(f"a token of {self.texts.longest_bytes} bytes; at most {_LONGEST_TOKEN} are read")
@@ -112,12 +119,18 @@ class UnigramTokenizer(Tokenizer):
         self._map = None if blob is None else CharacterMap(_blob(blob))
 
     def at_least(self, characters: int) -> int:
-        return 0 if self._merge_spaces or self._map else super().at_least(characters)
+        return 0 if self._merge_spaces or self._map or self._blanks != "sentencepiece" else super().at_least(characters)
 
     def _plain(self, text: str, first: bool) -> list[int]:
         if self._map is not None:
             text = self._map.apply(text)
-        if self._merge_spaces:
+        if self._blanks == "words":
+            text = "".join(word if word.startswith(SPACE) else SPACE + word for word in words_of(text))
+        elif self._blanks == "runs":
+            text = re.sub(" {2,}", " ", text).replace(" ", SPACE)
+            if self._space_prefix and not text.startswith(SPACE):
+                text = SPACE + text
+        elif self._merge_spaces:
             # Only the blank itself; what else is one, the map has turned into it.
             words = [word for word in text.split(" ") if word]
             text = "".join(SPACE + word for word in words)

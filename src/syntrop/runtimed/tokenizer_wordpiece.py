@@ -120,7 +120,7 @@ class WordPieceTokenizer(Tokenizer):
     def _plain(self, text: str, first: bool) -> list[int]:
         tokens: list[int] = []
         cache = self._cache
-        for word in _words(text.translate(self._normal)):
+        for word in words_of(text.translate(self._normal)):
             known = cache.get(word)
             if known is None:
                 known = self._cut(word)
@@ -157,7 +157,8 @@ class WordPieceTokenizer(Tokenizer):
         return text.replace(self.beginning, " ").encode()
 
 
-def _words(text: str) -> list[str]:
+def words_of(text: str) -> list[str]:
+    """What stands between white space."""
     # Without the separators 0x1c to 0x1f, which are blanks to Python only.
     if any(char in text for char in "\x1c\x1d\x1e\x1f"):
         import re
@@ -169,4 +170,5 @@ def _words(text: str) -> list[str]:
 class HashedWordPieceTokenizer(WordPieceTokenizer):
     """As vocab.txt and tokenizer.json have it: tokens that go on with a word begin with "##"."""
 
+    defaults = {}  # noqa: RUF012
     beginning, continuing = "", "##"
