@@ -125,8 +125,9 @@ class Library:
         return self._loaded.get(digest)
 
     async def unload(self, model: Loaded) -> int:
-        """Take a model out of memory; the bytes it had. Only where it has no users."""
-        freed: int = model.model.memory_bytes
+        """Take a model out of memory; the bytes it had, its caches among them. Only where it has no users."""
+        pool = getattr(model.model, "kv", None)
+        freed: int = model.model.memory_bytes + (0 if pool is None else pool.blocks * pool.block_bytes)
         del self._loaded[model.digest]
         self._leases.give(model.digest)
         for name in [name for name, (digest, _) in self._names.items() if digest == model.digest]:
