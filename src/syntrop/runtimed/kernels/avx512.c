@@ -203,7 +203,10 @@ INLINE void tile_of(const expanded *e, const sy_kind k, const sy_acts *x, int32_
     __m512 acc[TILE];
     UNROLL for (int i = 0; i < T; i++)
         acc[i] = first ? _mm512_loadu_ps(part[i]) : _mm512_setzero_ps();
+    const size_t ahead = (size_t)x->blocks * 2 * QBLOCK * GROUP;
     for (int32_t b = 0; b < count; b++) {
+        UNROLL for (int i = 0; i < 8; i++) /* of the next tile, or of nothing */
+            _mm_prefetch((const char *)q + ahead + i * 64, _MM_HINT_T0);
         multiply(&e->blocks[b], k, q, d, s, neg, acc, T, GROUP);
         q += 2 * QBLOCK * GROUP;
         d += GROUP;
