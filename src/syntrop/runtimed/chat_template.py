@@ -24,6 +24,21 @@ if TYPE_CHECKING:
 MAX_TEMPLATE = 1 << 18  # characters; the longest in use have some 20,000
 
 
+def is_warm() -> bool:
+    """Whether a template can be compiled without a wait for jinja2."""
+    import sys
+
+    return "syntrop.runtimed.template_sandbox" in sys.modules
+
+
+def warm() -> None:
+    """Import what templates need, in a thread beside the loading of a model."""
+    import syntrop.runtimed.template_forms
+    import syntrop.runtimed.template_sandbox
+
+    _ = syntrop
+
+
 class TemplateError(ValueError):
     """The template is missing, broken, or refused the conversation; the text says which."""
 

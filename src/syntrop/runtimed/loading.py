@@ -76,13 +76,10 @@ class Loaded:
 
 def warm() -> None:
     """Import what `load` needs, while whoever has the file is still being asked for it."""
-    import jinja2.sandbox
-
     import syntrop.runtimed.model.llama
-    import syntrop.runtimed.template_sandbox
     import syntrop.runtimed.tokenizer_bpe
 
-    _ = jinja2, syntrop
+    _ = syntrop
 
 
 def load(
@@ -186,11 +183,16 @@ class _Words:
         self._source = make
         self._tokenizer: Tokenizer | None = None
         self._error: tokenizers.TokenizerError | ModelError | None = None
-        self._thread = Thread(target=self._make, name="vocabulary")
-        self._thread.start()
+        self._thread: Thread | None = Thread(target=self._make, name="vocabulary")
+        try:
+            self._thread.start()
+        except RuntimeError:  # no memory for its stack: one after the other, then
+            self._thread = None
+            self._make()
 
     def join(self) -> None:
-        self._thread.join()
+        if self._thread is not None:
+            self._thread.join()
 
     def tokenizer(self) -> Tokenizer:
         """Raises TokenizerError."""

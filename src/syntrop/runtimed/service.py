@@ -129,6 +129,8 @@ class Runtime1:
             logit_bias=logit_bias,
             seed=seed,
         )
+        if chat is not None:
+            _warm_templates()
         loaded = await self._decoder(model)
         loaded.users += 1
         try:
@@ -202,11 +204,14 @@ class Runtime1:
         if self._engine is None:
             from syntrop.runtimed.engine import Engine
 
-            self._engine = Engine(
-                max_slots=self._settings.slots,
-                max_queue=self._settings.queue_max,
-                chunk=self._settings.prefill_chunk,
-            )
+            try:
+                self._engine = Engine(
+                    max_slots=self._settings.slots,
+                    max_queue=self._settings.queue_max,
+                    chunk=self._settings.prefill_chunk,
+                )
+            except RuntimeError:
+                raise overloaded("the system has no memory for a thread") from None
         return self._engine
 
     def _failed(self, reason: str) -> VarlinkError:
@@ -391,6 +396,14 @@ class Runtime1:
         if not loaded.generates:
             raise invalid("model", f"{loaded.name} is an encoder: it embeds texts, and generates none")
         return loaded
+
+
+def _warm_templates() -> None:
+    """jinja2 comes with the first conversation, while its model is loaded."""
+    from syntrop.runtimed import chat_template
+
+    if not chat_template.is_warm():
+        loop.thread(chat_template.warm)
 
 
 def _admitted(submit: Callable[[], T]) -> T:
