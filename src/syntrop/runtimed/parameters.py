@@ -170,7 +170,7 @@ def sampling(*, logit_bias: list[dict[str, Any]] | None, **parameters: Any) -> S
     try:
         return Sampling(**parameters, logit_bias=biases)
     except SamplingError as error:
-        raise invalid(error.parameter, str(error)) from None
+        raise invalid(error.parameter, error.reason) from None
 
 
 def check_biases(how: Sampling, tokenizer: Tokenizer) -> None:

@@ -24,6 +24,7 @@ class SamplingError(ValueError):
     def __init__(self, parameter: str, reason: str) -> None:
         super().__init__(f"{parameter} {reason}")
         self.parameter = parameter
+        self.reason = reason
 
 
 class NoToken(RuntimeError):
