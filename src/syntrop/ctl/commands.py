@@ -131,11 +131,29 @@ def run(arguments: list[str]) -> int:
     if arguments[:1] == ["up"] and "--" in arguments:
         cut = arguments.index("--")
         arguments, command = arguments[:cut], arguments[cut + 1 :]
-    options = parser().parse_args(arguments)
+    top = parser()
+    options, late = top.parse_known_args(arguments)
+    if late:
+        _take_late(top, options, late)
     if command:
         options.command = command
     status: int = options.run(options)
     return status
+
+
+def _take_late(top: argparse.ArgumentParser, options: argparse.Namespace, words: list[str]) -> None:
+    """To argparse, a text that may be left out was left out when an option comes before it: `embed MODEL --json
+    TEXT`."""
+    cut = words.index("--") if "--" in words else len(words)
+    taken = words[:cut] + words[cut + 1 :]
+    if not any(word.startswith("-") and len(word) > 1 for word in words[:cut]):
+        if options.verb == "embed":
+            options.texts += taken
+            return
+        if options.verb == "generate" and options.prompt is None and len(taken) == 1:
+            options.prompt = taken[0]
+            return
+    top.error(f"unrecognized arguments: {' '.join(words)}")
 
 
 def _port(text: str) -> int:
