@@ -157,13 +157,17 @@ class Library:
 
     async def _resolve_and_load(self, name: str) -> Loaded:
         with self._busy():
-            # Imports take as long as an answer of a modeld that is asleep: do both at once.
-            imports = loop.thread(_warm)
-            digest, identifier = await self._inspect(name)
-            await imports
-            found = self._loaded.get(digest)
-            if found is None:
-                found = await self._once(self._loading, digest, self._load(identifier, digest))
+            try:
+                # Imports take as long as an answer of a modeld that is asleep: do both at once.
+                imports = loop.thread(_warm)
+                digest, identifier = await self._inspect(name)
+                await imports
+                found = self._loaded.get(digest)
+                if found is None:
+                    found = await self._once(self._loading, digest, self._load(identifier, digest))
+            except MemoryError as error:
+                reason = str(error) or "the system gives no more"
+                raise CannotLoad(f"{name} cannot be loaded, memory ran out: {reason}") from None
             self._names[name] = (digest, monotonic())
             self._touch(found)
             return found

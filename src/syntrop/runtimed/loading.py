@@ -15,7 +15,7 @@ from syntrop.common import gguf
 from syntrop.runtimed import tokenizer as tokenizers
 from syntrop.runtimed import vocabulary
 from syntrop.runtimed.chat_template import ChatTemplate, TemplateError
-from syntrop.runtimed.model.errors import ModelError
+from syntrop.runtimed.model.errors import ModelError, NoMemory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -205,6 +205,9 @@ class _Words:
             tokenizer, source = self._source()
         except (tokenizers.TokenizerError, ModelError) as error:
             self._error = error
+            return
+        except MemoryError:
+            self._error = NoMemory("vocabulary", "the system has no memory for it")
             return
         self._tokenizer = tokenizer
         if isinstance(source, str):
