@@ -125,18 +125,24 @@ def parser() -> argparse.ArgumentParser:
     return top
 
 
-def run(arguments: list[str]) -> int:
+def parsed(arguments: list[str]) -> argparse.Namespace:
+    """The options of a command line; exits with a usage where they are none."""
     # argparse drops only the first `--`, and not reliably in a subparser: cut it here.
     command: list[str] = []
     if arguments[:1] == ["up"] and "--" in arguments:
         cut = arguments.index("--")
         arguments, command = arguments[:cut], arguments[cut + 1 :]
     top = parser()
-    options, late = top.parse_known_args(arguments)
-    if late:
-        _take_late(top, options, late)
-    if command:
+    options, rest = top.parse_known_args(arguments)
+    if rest:
+        _take_late(top, options, rest)
+    elif command:
         options.command = command
+    return options
+
+
+def run(arguments: list[str]) -> int:
+    options = parsed(arguments)
     status: int = options.run(options)
     return status
 
