@@ -11,7 +11,7 @@
 #define QK_ROWS 4
 #define PV_ROWS 2
 #define PV_VECS 4
-#define UNROLL _Pragma("GCC unroll 8")
+#define UNROLL _Pragma("GCC unroll 16") /* or the sums of a tile would live in memory */
 #define INLINE static inline __attribute__((always_inline))
 
 typedef float vf __attribute__((vector_size(4 * VL)));
@@ -68,11 +68,6 @@ static inline __m256 halves(const uint8_t *p)
 #define EXPANDED 8 /* blocks */
 #define TILE 4     /* tokens */
 
-typedef struct {
-    __m256i codes[EXPANDED][2][16]; /* by half of the panel: 8 rows × a word */
-    __m256 scale[EXPANDED][2][2], minimum[EXPANDED][2][2]; /* by half of the panel, by part */
-} expanded;
-
 /* Bits [from, from + width) of the lower (odd: the upper) byte of every 16, moved to bit `to`. */
 INLINE __m256i field(__m256i x, int from, int width, int to, int odd)
 {
@@ -117,111 +112,165 @@ INLINE __m256 byte_scales(const uint8_t *p, int is_signed)
     return _mm256_cvtepi32_ps(is_signed ? _mm256_cvtepi8_epi32(bytes) : _mm256_cvtepu8_epi32(bytes));
 }
 
+typedef struct {
+    __m256 scale[2][2], minimum[2][2]; /* by half of the panel, by part */
+} scales;
+
+/* Walks from block to block; the f16 of a head serve eight of them. */
+typedef struct {
+    const uint8_t *w;
+    __m256 d[2], m[2];
+} reader;
+
+/* The scales of the next block, number `index`; where its codes are. */
+INLINE const uint8_t *next_block(reader *r, const sy_kind k, int32_t index, scales *to)
+{
+    if (!k.super || index % SUPER == 0)
+        for (int half = 0; half < 2; half++) {
+            r->d[half] = halves(r->w + half * 16);
+            r->m[half] = k.minimum ? halves(r->w + PANEL * 2 + half * 16) : _mm256_setzero_ps();
+            if (k.super)
+                r->m[half] = _mm256_sub_ps(_mm256_setzero_ps(), r->m[half]);
+        }
+    if (k.super && index % SUPER == 0)
+        r->w += PANEL * sy_head_bytes(k);
+    for (int half = 0; half < 2; half++)
+        for (int p = 0; p < k.parts; p++) {
+            const uint8_t *s = r->w + p * PANEL + half * 8;
+            __m256 scale = r->d[half], minimum = r->m[half];
+            if (k.fused) {
+                __m256i both = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)s));
+                scale = _mm256_mul_ps(scale, _mm256_cvtepi32_ps(_mm256_and_si256(both, _mm256_set1_epi32(15))));
+                minimum = _mm256_mul_ps(minimum, _mm256_cvtepi32_ps(_mm256_srli_epi32(both, 4)));
+            } else if (k.super) {
+                scale = _mm256_mul_ps(scale, byte_scales(s, !k.minimum));
+                if (k.minimum)
+                    minimum = _mm256_mul_ps(minimum, byte_scales(s + PANEL, 0));
+            }
+            to->scale[half][p] = scale;
+            to->minimum[half][p] = minimum;
+        }
+    const uint8_t *codes = r->w + PANEL * sy_scale_bytes(k);
+    r->w = codes + PANEL * sy_code_bytes(k);
+    return codes;
+}
+
+typedef struct {
+    __m256i codes[EXPANDED][2][16]; /* by half of the panel: 8 rows × a word */
+    scales s[EXPANDED];
+} expanded;
+
 INLINE void expand(expanded *e, const uint8_t *w, const int type, int32_t first, int32_t count)
 {
     const sy_kind k = sy_kind_of(type);
-    __m256 d[2], m[2] = {_mm256_setzero_ps(), _mm256_setzero_ps()};
-    w += sy_block_offset(k, first);
+    reader r = {.w = w + sy_block_offset(k, first)};
     for (int32_t b = 0; b < count; b++) {
-        if (!k.super || b % SUPER == 0)
-            for (int half = 0; half < 2; half++) {
-                d[half] = halves(w + half * 16);
-                if (k.minimum)
-                    m[half] = halves(w + PANEL * 2 + half * 16);
-            }
-        if (k.super && b % SUPER == 0)
-            w += PANEL * sy_head_bytes(k);
-        const uint8_t *codes = w + PANEL * sy_scale_bytes(k);
-        for (int half = 0; half < 2; half++) {
-            for (int p = 0; p < k.parts; p++) {
-                const uint8_t *s = w + p * PANEL + half * 8;
-                __m256 scale = d[half], minimum = m[half];
-                if (k.fused) {
-                    __m128i both = _mm_loadl_epi64((const __m128i *)s);
-                    __m256i wide = _mm256_cvtepu8_epi32(both);
-                    scale = _mm256_mul_ps(scale,
-                                          _mm256_cvtepi32_ps(_mm256_and_si256(wide, _mm256_set1_epi32(15))));
-                    minimum = _mm256_mul_ps(minimum, _mm256_cvtepi32_ps(_mm256_srli_epi32(wide, 4)));
-                } else if (k.super) {
-                    scale = _mm256_mul_ps(scale, byte_scales(s, !k.minimum));
-                    if (k.minimum)
-                        minimum = _mm256_mul_ps(minimum, byte_scales(s + PANEL, 0));
-                }
-                if (k.super && k.minimum)
-                    minimum = _mm256_sub_ps(_mm256_setzero_ps(), minimum);
-                e->scale[b][half][p] = scale;
-                e->minimum[b][half][p] = minimum;
-            }
-            UNROLL for (int quad = 0; quad < 8; quad++)
-            {
-                e->codes[b][half][quad * 2] = code_pair(k, codes + half * 32, quad, 0);
-                e->codes[b][half][quad * 2 + 1] = code_pair(k, codes + half * 32, quad, 1);
-            }
-        }
-        w = codes + PANEL * sy_code_bytes(k);
+        const uint8_t *codes = next_block(&r, k, first + b, &e->s[b]);
+        for (int half = 0; half < 2; half++)
+            UNROLL for (int word = 0; word < 16; word++)
+                e->codes[b][half][word] = code_pair(k, codes + half * 32, word / 2, word % 2);
     }
 }
 
-/* Half a panel by T tokens of a group of L. */
-INLINE void half_tile(const expanded *e, const sy_kind k, const sy_acts *x, int32_t t, int32_t first, int32_t count,
-                      float (*part)[PANEL], const int half, const int T, const int L)
+/* acc[i] += half a block × token i of T, whose words are L apart. The codes are `wide`, or else still `packed`. */
+INLINE void multiply(const sy_kind k, const __m256i *wide, const uint8_t *packed, const __m256 *scale,
+                     const __m256 *minimum, const int8_t *q, const float *d, const float *s, __m256 *acc, const int T,
+                     const int L)
 {
-    size_t at = (size_t)(t / L) * (size_t)x->blocks + (size_t)first;
-    int lane = t % L;
-    const int8_t *q = x->q + at * 2 * QBLOCK * L + lane * 4;
-    const float *d = x->d + at * L + lane, *s = x->s + at * SUMS * L + lane;
+    __m256 scaled[TILE];
+    UNROLL for (int p = 0; p < k.parts; p++)
+    {
+        __m256i total[TILE];
+        const int words = 16 / k.parts, which = k.parts == 1 ? 0 : 1 + p;
+        UNROLL for (int i = 0; i < T; i++)
+            total[i] = _mm256_setzero_si256();
+        UNROLL for (int g = p * words; g < (p + 1) * words; g++)
+        {
+            __m256i code = wide ? wide[g] : code_pair(k, packed, g / 2, g % 2);
+            UNROLL for (int i = 0; i < T; i++)
+                total[i] = _mm256_add_epi32(total[i], _mm256_madd_epi16(code, word(q + (g * L + i) * 4)));
+        }
+        UNROLL for (int i = 0; i < T; i++)
+        {
+            __m256 one = _mm256_cvtepi32_ps(total[i]);
+            if (k.parts == 1)
+                acc[i] = _mm256_fmadd_ps(one, _mm256_mul_ps(scale[0], _mm256_set1_ps(d[i])), acc[i]);
+            else if (p == 0)
+                scaled[i] = _mm256_mul_ps(one, scale[0]);
+            else
+                acc[i] = _mm256_fmadd_ps(_mm256_fmadd_ps(one, scale[1], scaled[i]), _mm256_set1_ps(d[i]), acc[i]);
+            if (k.minimum)
+                acc[i] = _mm256_fmadd_ps(minimum[p], _mm256_set1_ps(s[which * L + i]), acc[i]);
+        }
+    }
+}
+
+/* Half a panel by T tokens of a group. */
+INLINE void half_tile(const expanded *e, const sy_kind k, const sy_acts *x, int32_t t, int32_t first, int32_t count,
+                      float (*part)[PANEL], const int half, const int T)
+{
+    size_t at = (size_t)(t / GROUP) * (size_t)x->blocks + (size_t)first;
+    int lane = t % GROUP;
+    const int8_t *q = x->q + at * 2 * QBLOCK * GROUP + lane * 4;
+    const float *d = x->d + at * GROUP + lane, *s = x->s + at * SUMS * GROUP + lane;
     __m256 acc[TILE];
-    for (int i = 0; i < T; i++)
+    UNROLL for (int i = 0; i < T; i++)
         acc[i] = first ? _mm256_loadu_ps(part[i] + half * 8) : _mm256_setzero_ps();
     for (int32_t b = 0; b < count; b++) {
-        __m256 sum[TILE];
-        UNROLL for (int p = 0; p < k.parts; p++)
-        {
-            __m256i total[TILE];
-            const int words = 16 / k.parts;
-            for (int i = 0; i < T; i++)
-                total[i] = _mm256_setzero_si256();
-            for (int g = p * words; g < (p + 1) * words; g++)
-                for (int i = 0; i < T; i++)
-                    total[i] = _mm256_add_epi32(
-                        total[i], _mm256_madd_epi16(e->codes[b][half][g], word(q + (g * L + i) * 4)));
-            for (int i = 0; i < T; i++) {
-                __m256 one = _mm256_cvtepi32_ps(total[i]);
-                if (k.parts == 1)
-                    acc[i] = _mm256_fmadd_ps(
-                        one, _mm256_mul_ps(e->scale[b][half][0], _mm256_set1_ps(d[i])), acc[i]);
-                else if (p == 0)
-                    sum[i] = _mm256_mul_ps(one, e->scale[b][half][0]);
-                else
-                    acc[i] = _mm256_fmadd_ps(_mm256_fmadd_ps(one, e->scale[b][half][1], sum[i]),
-                                             _mm256_set1_ps(d[i]), acc[i]);
-            }
-        }
-        if (k.minimum)
-            for (int p = 0; p < k.parts; p++)
-                for (int i = 0; i < T; i++) {
-                    int which = k.parts == 1 ? 0 : 1 + p;
-                    acc[i] = _mm256_fmadd_ps(e->minimum[b][half][p], _mm256_set1_ps(s[which * L + i]), acc[i]);
-                }
-        q += 2 * QBLOCK * L;
-        d += L;
-        s += SUMS * L;
+        multiply(k, e->codes[b][half], NULL, e->s[b].scale[half], e->s[b].minimum[half], q, d, s, acc, T, GROUP);
+        q += 2 * QBLOCK * GROUP;
+        d += GROUP;
+        s += SUMS * GROUP;
     }
-    for (int i = 0; i < T; i++)
+    UNROLL for (int i = 0; i < T; i++)
         _mm256_storeu_ps(part[i] + half * 8, acc[i]);
 }
 
 INLINE void tile(const expanded *e, const sy_kind k, const sy_acts *x, int32_t t, int32_t tokens, int32_t first,
                  int32_t count, float (*part)[PANEL])
 {
-    for (int half = 0; half < 2; half++) {
-        if (x->lanes == 1)
-            half_tile(e, k, x, t, first, count, part, half, 1, 1);
-        else if (tokens == 1)
-            half_tile(e, k, x, t, first, count, part, half, 1, GROUP);
+    for (int half = 0; half < 2; half++)
+        if (tokens == 1)
+            half_tile(e, k, x, t, first, count, part, half, 1);
         else
-            half_tile(e, k, x, t, first, count, part, half, TILE, GROUP);
+            half_tile(e, k, x, t, first, count, part, half, TILE);
+}
+
+/* Two tokens or one: every block serves once, so it goes from the file's bits straight into the multiply. */
+#define FEW 2
+INLINE void few_of(const uint8_t *panel, const sy_kind k, const sy_acts *x, int32_t t, float (*part)[PANEL],
+                   const int T, const int L)
+{
+    size_t at = (size_t)(t / L) * (size_t)x->blocks;
+    const int8_t *q = x->q + at * 2 * QBLOCK * L;
+    const float *d = x->d + at * L, *s = x->s + at * SUMS * L;
+    reader r = {.w = panel};
+    __m256 acc[2][FEW];
+    for (int half = 0; half < 2; half++)
+        for (int i = 0; i < T; i++)
+            acc[half][i] = _mm256_setzero_ps();
+    for (int32_t b = 0; b < x->blocks; b++) {
+        scales to;
+        const uint8_t *codes = next_block(&r, k, b, &to);
+        for (int half = 0; half < 2; half++)
+            multiply(k, NULL, codes + half * 32, to.scale[half], to.minimum[half], q, d, s, acc[half], T, L);
+        q += 2 * QBLOCK * L;
+        d += L;
+        s += SUMS * L;
     }
+    for (int half = 0; half < 2; half++)
+        for (int i = 0; i < T; i++)
+            _mm256_storeu_ps(part[i] + half * 8, acc[half][i]);
+}
+
+INLINE void few(const uint8_t *panel, const sy_kind k, const sy_acts *x, int32_t t, int32_t tokens,
+                float (*part)[PANEL])
+{
+    (void)tokens; /* of the others in the group something is computed, and not used */
+    if (x->lanes == 1)
+        few_of(panel, k, x, t, part, 1, 1);
+    else
+        few_of(panel, k, x, t, part, FEW, GROUP);
 }
 
 #include "body.h"

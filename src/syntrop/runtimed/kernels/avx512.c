@@ -229,8 +229,8 @@ INLINE void tile(const expanded *e, const sy_kind k, const sy_acts *x, int32_t t
         tile_of(e, k, x, t, first, count, part, 2);
 }
 
-/* One tile of tokens: every block serves once, so it goes from the file's bits straight into the multiply. */
-#define FEW
+/* A single tile of tokens: every block serves once, so it goes from the file's bits straight into the multiply. */
+#define FEW GROUP
 INLINE void few_of(const uint8_t *panel, const sy_kind k, const sy_acts *x, int32_t t, float (*part)[PANEL],
                    const int T, const int L)
 {

@@ -410,7 +410,7 @@ INLINE void panel_typed(const uint8_t *w, const int type, const sy_acts *x, int3
     expanded e;
     float part[RUN][PANEL] __attribute__((aligned(64)));
 #ifdef FEW
-    if (t1 - t0 <= GROUP) {
+    if (t1 - t0 <= FEW) {
         few(w, k, x, t0, t1 - t0, part);
         add_part(out, stride, part, t1 - t0, add);
         return;

@@ -73,8 +73,10 @@ static void tile(const expanded *e, const sy_kind k, const sy_acts *x, int32_t t
         const float *s = x->s + at * SUMS * lanes + lane;
         for (int r = 0; r < PANEL; r++) {
             int32_t sums[2] = {0, 0};
-            for (int c = 0; c < QBLOCK; c++)
-                sums[c / 16] += e->codes[b][r][c] * q[c];
+            for (int c = 0; c < 16; c++) {
+                sums[0] += e->codes[b][r][c] * q[c];
+                sums[1] += e->codes[b][r][c + 16] * q[c + 16];
+            }
             float acc = first + b ? part[0][r] : 0;
             const float *scale = e->scale[b][r], *minimum = e->minimum[b][r];
             if (k.parts == 1) {
