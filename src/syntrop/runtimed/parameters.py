@@ -24,7 +24,7 @@ _LOGPROBS_MAX = 20
 _CANDIDATES_MAX = 256
 _POOLINGS = ("mean", "cls", "last")
 # What a template is given in any case: not to be replaced by what a caller thinks of.
-_RESERVED = ("messages", "tools", "add_generation_prompt", "bos_token", "eos_token")
+_RESERVED = ("self", "messages", "tools", "add_generation_prompt", "bos_token", "eos_token")
 
 
 def invalid(parameter: str, reason: str) -> VarlinkError:
