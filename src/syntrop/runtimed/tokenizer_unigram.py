@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from typing import Any
 
 _UNKNOWN_PENALTY = 10.0
+_LONGEST_MATCH = 256  # bytes; a broken trie may go round in circles
 _LONGEST_TOKEN = 256  # bytes; the time to cut a text grows with it
-_CACHED_RUNS = 1 << 14
 
 
 class CharacterMap:
@@ -35,14 +35,41 @@ class CharacterMap:
             raise TokenizerError("the precompiled character map is truncated")
         self._units = array("I", blob[4 : 4 + size])
         self._texts = blob[4 + size :]
-        self._cache: dict[str, str] = {}
+        self._next = re.compile(self._starts()).search
+
+    def _starts(self) -> bytes:
+        """Where a match can begin. Most of a text is letters that are only replaced together with an accent."""
+        alone: list[bytes] = []
+        before_wide: list[bytes] = []
+        for byte in range(1, 0x80):
+            node = self._child(0, byte)
+            if node < 0:
+                continue
+            leaf = self._units[node] >> 8 & 1
+            ascii_follows = any(self._child(node, other) >= 0 for other in range(1, 0x80))
+            (alone if leaf or ascii_follows else before_wide).append(bytes([byte]))
+        parts = [rb"[\x80-\xff]"]
+        if alone:
+            parts.append(b"[" + re.escape(b"".join(alone)) + b"]")
+        if before_wide:
+            parts.append(b"[" + re.escape(b"".join(before_wide)) + rb"](?=[\x80-\xff])")
+        return b"|".join(parts)
+
+    def _child(self, node: int, byte: int) -> int:
+        """The node that a byte leads to, or -1."""
+        units = self._units
+        if node >= len(units):
+            return -1
+        child = node ^ _base(units[node]) ^ byte if node else _base(units[0]) ^ byte
+        return child if child < len(units) and units[child] & 0x800000FF == byte else -1
 
     def apply(self, text: str) -> str:
         """The text with the longest matches replaced."""
         data = text.encode("utf-8", "replace")
         parts: list[bytes] = []
         at = kept = 0
-        while at < len(data):
+        while start := self._next(data, at):
+            at = start.start()
             length, replacement = self._match(data, at)
             if length:
                 parts += (data[kept:at], replacement)
@@ -61,7 +88,7 @@ class CharacterMap:
         length = 0
         try:
             node = _base(units[0])
-            for index in range(at, len(data)):
+            for index in range(at, min(len(data), at + _LONGEST_MATCH)):
                 byte = data[index]
                 node ^= byte
                 unit = units[node]
@@ -119,7 +146,11 @@ class UnigramTokenizer(Tokenizer):
         self._map = None if blob is None else CharacterMap(_blob(blob))
 
     def at_least(self, characters: int) -> int:
-        return 0 if self._merge_spaces or self._map or self._blanks != "sentencepiece" else super().at_least(characters)
+        return (
+            0
+            if self._merge_spaces or self._map or self._blanks != "sentencepiece"
+            else super().at_least(characters)
+        )
 
     def _plain(self, text: str, first: bool) -> list[int]:
         if self._map is not None:

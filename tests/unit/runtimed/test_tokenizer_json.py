@@ -53,7 +53,7 @@ def test_text_comes_back(name: str, text: str) -> None:
     from unicodedata import normalize
 
     tokenizer = MADE[name]
-    written = tokenizer.decode(tokenizer.encode(text, add_special=False))
+    written = tokenizer.decode(tokenizer.encode(text, add_special=False, parse_special=False))
     if name == "byte level":
         assert written == normalize("NFC", text)
     else:

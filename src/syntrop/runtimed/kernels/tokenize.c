@@ -11,7 +11,8 @@
 
 #include "tokenize.cdef"
 
-#define FEW 64 /* symbols that are merged without memory from the heap */
+#define FEW 64   /* symbols that are merged without memory from the heap */
+#define AHEAD 32 /* strings whose places are fetched before they are filled */
 
 struct sy_words {
     const uint8_t *data;
@@ -100,10 +101,13 @@ static uint64_t hash(const uint8_t *text, uint64_t length, uint64_t salt)
         last = load32(text) | (uint64_t)load32(text + length - 4) << 32;
     else if (length)
         last = text[0] | (uint64_t)text[length >> 1] << 8 | (uint64_t)text[length - 1] << 16;
-    return mix(h ^ last, 0xa0761d6478bd642fu);
+    return mix(h ^ last, 0xa0761d6478bd642fu) | 1;
 }
 
-static uint64_t hash_pair(uint64_t left, uint64_t right) { return mix(left ^ 0x8ebc6af09c88c6e3u, right + left); }
+static uint64_t hash_pair(uint64_t left, uint64_t right)
+{
+    return mix(left ^ 0x8ebc6af09c88c6e3u, right + left) | 1;
+}
 
 static uint64_t length_at(const sy_words *words, uint32_t index)
 {
@@ -123,7 +127,7 @@ static void insert(sy_words *words, uint32_t index, uint64_t h)
 {
     const uint8_t *text = words->data + words->start[index];
     uint64_t length = length_at(words, index);
-    for (uint64_t slot = h & words->mask;; slot = (slot + 1) & words->mask) {
+    for (uint64_t slot = h >> 1 & words->mask;; slot = (slot + 1) & words->mask) {
         uint64_t taken = words->slots[slot];
         if (taken && taken >> 32 == h >> 32) {
             uint32_t other = (uint32_t)taken - 1;
@@ -135,6 +139,25 @@ static void insert(sy_words *words, uint32_t index, uint64_t h)
         words->slots[slot] = (h >> 32 << 32) | (index + 1);
         return;
     }
+}
+
+/* The hash of a string, or 0 for what is no pair where pairs are wanted; no hash is 0. */
+static uint64_t measured(sy_words *words, uint32_t index)
+{
+    const uint8_t *text = words->data + words->start[index];
+    uint64_t length = length_at(words, index), salt = words->salt;
+    if (words->separator) {
+        uint64_t right = right_side(words, text, length);
+        return right ? hash_pair(hash(text, right - 1, salt), hash(text + right, length - right, salt)) : 0;
+    }
+    uint32_t characters = 0;
+    for (uint64_t i = 0; i < length; i++)
+        characters += (text[i] & 0xc0) != 0x80;
+    if (characters > words->longest)
+        words->longest = characters;
+    if (length > words->longest_bytes)
+        words->longest_bytes = (uint32_t)length;
+    return hash(text, length, salt);
 }
 
 void sy_words_free(sy_words *words)
@@ -166,34 +189,23 @@ sy_words *sy_words_new(const uint8_t *data, uint64_t size, uint32_t count, int s
         sy_words_free(words);
         return NULL;
     }
-    uint64_t at = 0;
-    for (uint32_t i = 0; i < count; i++) {
-        if (size - at < 8 || load64(data + at) > size - at - 8) {
-            sy_words_free(words);
-            return NULL;
+    uint64_t at = 0, hashes[AHEAD];
+    for (uint32_t first = 0; first < count; first += AHEAD) {
+        uint32_t end = count - first < AHEAD ? count : first + AHEAD;
+        for (uint32_t i = first; i < end; i++) {
+            if (size - at < 8 || load64(data + at) > size - at - 8) {
+                sy_words_free(words);
+                return NULL;
+            }
+            words->start[i] = (uint32_t)(at + 8);
+            words->count = i + 1;
+            at += 8 + load64(data + at);
+            hashes[i - first] = measured(words, i);
+            __builtin_prefetch(&words->slots[hashes[i - first] >> 1 & words->mask], 1);
         }
-        uint64_t length = load64(data + at);
-        const uint8_t *text = data + at + 8;
-        words->start[i] = (uint32_t)(at + 8);
-        words->count = i + 1;
-        at += 8 + length;
-        uint64_t h;
-        if (separator) {
-            uint64_t right = right_side(words, text, length);
-            if (!right)
-                continue;
-            h = hash_pair(hash(text, right - 1, salt), hash(text + right, length - right, salt));
-        } else {
-            h = hash(text, length, salt);
-            uint32_t characters = 0;
-            for (uint64_t j = 0; j < length; j++)
-                characters += (text[j] & 0xc0) != 0x80;
-            if (characters > words->longest)
-                words->longest = characters;
-            if (length > words->longest_bytes)
-                words->longest_bytes = (uint32_t)length;
-        }
-        insert(words, i, h);
+        for (uint32_t i = first; i < end; i++)
+            if (hashes[i - first])
+                insert(words, i, hashes[i - first]);
     }
     return words;
 }
@@ -212,7 +224,7 @@ const uint8_t *sy_words_at(const sy_words *words, uint32_t index, uint64_t *leng
 
 static int32_t find(const sy_words *words, const uint8_t *text, uint64_t length, uint64_t h)
 {
-    for (uint64_t slot = h & words->mask; words->slots[slot]; slot = (slot + 1) & words->mask) {
+    for (uint64_t slot = h >> 1 & words->mask; words->slots[slot]; slot = (slot + 1) & words->mask) {
         uint64_t taken = words->slots[slot];
         if (taken >> 32 != h >> 32)
             continue;
@@ -280,7 +292,7 @@ static int cost(const session *s, const symbol *left, const symbol *right, uint3
     const sy_words *merges = s->merges;
     uint64_t h = hash_pair(left->hash, right->hash);
     uint64_t length = (uint64_t)left->length + 1 + right->length;
-    for (uint64_t slot = h & merges->mask; merges->slots[slot]; slot = (slot + 1) & merges->mask) {
+    for (uint64_t slot = h >> 1 & merges->mask; merges->slots[slot]; slot = (slot + 1) & merges->mask) {
         uint64_t taken = merges->slots[slot];
         if (taken >> 32 != h >> 32)
             continue;
@@ -427,6 +439,7 @@ int64_t sy_merge(const sy_words *tokens, const sy_words *merges, const float *sc
     if (flags & SY_BYTE_LEVEL) {
         size = spell(text, size, spelled);
         s.text = spelled;
+        bytes = NULL; /* each byte is a character, and spelled it has two: they would not fit */
     }
     if (flags & SY_WHOLE) {
         int32_t token = sy_words_find(tokens, s.text, size);
