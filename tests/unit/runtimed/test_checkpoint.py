@@ -12,10 +12,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from syntrop.common.safetensors import SafetensorsError
 from syntrop.runtimed import folder
-from syntrop.runtimed.model.checkpoint import FAMILIES
+from syntrop.runtimed.model.checkpoint import FAMILIES, Stored, convert
 from syntrop.runtimed.model.errors import BrokenModel, ModelError, UnsupportedModel
 from syntrop.runtimed.model.llama import LlamaModel
 
@@ -31,6 +33,15 @@ def _sibling(name: str) -> Any:
 archmodel = _sibling("archmodel")
 checkpoints = _sibling("checkpoints")
 CASES: dict[str, Any] = archmodel.CASES
+WORDS = (
+    "model_type", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "head_dim",
+    "num_key_value_heads", "max_position_embeddings", "rms_norm_eps", "tie_word_embeddings", "hidden_act",
+    "hidden_activation", "layer_types", "sliding_window", "use_sliding_window", "sliding_window_pattern",
+    "rope_parameters", "rope_scaling", "rope_theta", "rope_type", "type", "factor", "low_freq_factor",
+    "high_freq_factor", "original_max_position_embeddings", "long_factor", "short_factor", "attention_factor",
+    "partial_rotary_factor", "full_attention", "sliding_attention", "query_pre_attn_scalar", "logits_scaling",
+    "embedding_multiplier", "final_logit_softcapping", "quantization_config", "rope_local_base_freq",
+)  # fmt: skip
 ORACLE = np.load(Path(__file__).parents[2] / "data" / "architectures" / "logits.npz")
 
 
@@ -211,6 +222,31 @@ def test_numbers_that_are_not_needed_do_no_harm(tmp_path: Path) -> None:
     weights["model.layers.0.self_attn.rotary_emb.inv_freq"] = np.zeros((8,), np.float32)
     checkpoints.write(tmp_path, config("llama"), weights)
     assert np.abs(logits(tmp_path, "llama") - ORACLE["llama"]).max() < 1e-4
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8)
+    | st.sampled_from(["linear", "yarn", "llama3", "longrope", "default", 1, 2**31, 1e300, 1e-300]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(WORDS), inner, max_size=4),
+    max_leaves=8,
+)  # fmt: skip
+
+
+@given(name=st.sampled_from([*CASES]), changes=st.dictionaries(st.sampled_from(WORDS), JSON, max_size=4))
+@settings(max_examples=300, deadline=None)
+def test_whatever_a_configuration_says(name: str, changes: dict[str, Any]) -> None:
+    """It is a header, or an error that names the key: nothing else, and no more memory than the file is worth."""
+    stored = {
+        key: Stored("F32", value.shape, 4 * index, 4)
+        for index, (key, value) in enumerate(archmodel.weights(CASES[name]).items())
+    }
+    try:
+        header, edits = convert({**config(name), **changes}, stored, 1 << 20)
+    except ModelError as error:
+        assert error.subject and error.reason
+        return
+    assert sum(one.tensor.nbytes for one in edits) < 1 << 20
+    assert len(header.tensors) <= len(stored) + 2
 
 
 # --- folders --------------------------------------------------------------------------------------------------

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 TYPES = {"F32": (0, 4), "F16": (1, 2), "BF16": (30, 2)}  # safetensors' name: ggml's number, bytes of an element
 F32 = 0
+_LAYERS_MAX = 1 << 10
 
 
 class Stored(NamedTuple):
@@ -245,6 +246,8 @@ def _decoder(config: Config, family: Family) -> dict[str, object]:
 def _gemma(config: Config, head: int) -> dict[str, object]:
     """Layers that see a window, rotated by a base of their own, between some that see everything."""
     layers, width = _number(config, "num_hidden_layers"), _number(config, "hidden_size")
+    if layers > _LAYERS_MAX:
+        raise UnsupportedModel("config.json: num_hidden_layers", f"{layers}, at most {_LAYERS_MAX}")
     # GGUF has no key for what queries are divided by: it follows from the size (model/arch/gemma3.py).
     divisor = width // _number(config, "num_attention_heads") if layers == 62 else head
     if config.get("query_pre_attn_scalar", divisor) != divisor:
@@ -297,7 +300,7 @@ def _rotation(config: Config) -> dict[str, object]:
     elif kind == "longrope":
         trained = _number(config, "original_max_position_embeddings", rope.get("original_max_position_embeddings"))
         stretch = _number(config, "max_position_embeddings") / trained
-        grown = math.sqrt(1 + math.log(stretch) / math.log(trained)) if stretch > 1 else 1.0
+        grown = math.sqrt(1 + math.log(stretch) / math.log(trained)) if stretch > 1 and trained > 1 else 1.0
         values["rope.scaling.type"] = kind
         values["rope.scaling.original_context_length"] = trained
         values["rope.scaling.attn_factor"] = _real(rope, "attention_factor", grown)
