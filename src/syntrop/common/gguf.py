@@ -16,10 +16,12 @@ import struct
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from mmap import mmap
     from typing import Final
 
     Buffer = bytes | bytearray | memoryview | mmap
+    Pack = Callable[[memoryview, int, str, int, int], tuple[object, int] | None]
 
 MAGIC: Final = b"GGUF"
 VERSIONS: Final = (2, 3)
@@ -181,11 +183,12 @@ class GGUF:
 class _Reader:
     """A position in the header; every read is checked against the end of the buffer."""
 
-    __slots__ = ("arrays", "at", "buffer", "end")
+    __slots__ = ("arrays", "at", "buffer", "end", "pack")
 
-    def __init__(self, buffer: memoryview, arrays: bool) -> None:
+    def __init__(self, buffer: memoryview, arrays: bool, pack: Pack | None) -> None:
         self.buffer = buffer
         self.arrays = arrays
+        self.pack = pack
         self.at = 0
         self.end = len(buffer)
 
@@ -247,7 +250,11 @@ class _Reader:
         at = self.at
         kind = self.u32(field)
         if kind == _STRING:
-            return self.strings(field, self.count(field, 8, MAX_ARRAY))
+            count = self.count(field, 8, MAX_ARRAY)
+            if self.pack and self.arrays and (packed := self.pack(self.buffer, self.at, "s", count, self.end)):
+                self.at = packed[1]
+                return packed[0]
+            return self.strings(field, count)
         if kind not in _SCALARS:
             raise GGUFError(field, at, f"no array of value type {kind}")
         letter, size = _SCALARS[kind]
@@ -256,6 +263,8 @@ class _Reader:
         self.at += count * size
         if not self.arrays:
             return Skipped(count)
+        if self.pack and kind != _BOOL and (packed := self.pack(self.buffer, at, letter, count, self.end)):
+            return packed[0]
         items = list(struct.unpack_from(f"<{count}{letter}", self.buffer, at))
         if kind == _BOOL:
             if any(item > 1 for item in items):
@@ -309,15 +318,18 @@ class _Reader:
         return name, kind, shape, self.u64(field), elements // block * size, at
 
 
-def parse(buffer: Buffer, arrays: bool = True) -> GGUF:
+def parse(buffer: Buffer, arrays: bool = True, pack: Pack | None = None) -> GGUF:
     """Read the header of the GGUF file that `buffer` holds whole.
 
     With `arrays=False` the items of metadata arrays (vocabulary, merges, scores) are passed over and only
-    their number is kept. Raises GGUFError.
+    their number is kept. With `pack`, a reader that knows a denser form may take an array: it is given the
+    file, where the items begin, their kind (a letter of `struct`, "s" for strings), their number and the end
+    of the file, and gives the value and where it ends, or None. It must keep no view of the file. Raises
+    GGUFError.
     """
     # A view: its slices cost less than a mapping's. Released: an exported mapping cannot be closed.
     with memoryview(buffer) as view:
-        return _parse(_Reader(view, arrays))
+        return _parse(_Reader(view, arrays, pack))
 
 
 def _parse(reader: _Reader) -> GGUF:

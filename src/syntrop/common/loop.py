@@ -367,8 +367,13 @@ class Loop:
 
     def _start_work(self) -> None:
         while self._work and self._workers < _WORKERS:
+            work = self._work.popleft()
             self._workers += 1
-            _thread.start_new_thread(self._worker, self._work.popleft())
+            try:
+                _thread.start_new_thread(self._worker, work)
+            except RuntimeError:  # no memory for its stack, or a limit on processes
+                self._workers -= 1
+                work[0].set_error(MemoryError("no thread can be started"))
 
     def _worker(self, future: Future[Any], function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
         try:

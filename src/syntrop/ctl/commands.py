@@ -38,6 +38,45 @@ def parser() -> argparse.ArgumentParser:
     one.add_argument("--timing", action="store_true", help="tell on standard error how long it took")
     one.set_defaults(run=_ask)
 
+    one = verbs.add_parser(
+        "generate",
+        help="have a model continue a text",
+        description="Continue a text as it is, or with --chat answer it through the model's chat template.",
+    )
+    one.add_argument("model", metavar="MODEL")
+    one.add_argument("prompt", metavar="PROMPT", nargs="?", help="default, and -: standard input")
+    one.add_argument("--chat", action="store_true", help="answer, through the model's chat template")
+    one.add_argument("--system", metavar="TEXT", help="what the model is told beforehand; with it, --chat")
+    one.add_argument("--max-tokens", type=int, metavar="N", help="longest text (default: 256)")
+    one.add_argument(
+        "--temperature", type=float, metavar="T", help="0 always takes the likeliest token (default: 0)"
+    )
+    one.add_argument("--top-k", type=int, metavar="N", help="choose among the N likeliest tokens")
+    one.add_argument("--top-p", type=float, metavar="P", help="choose among the likeliest that make up this share")
+    one.add_argument(
+        "--min-p", type=float, metavar="P", help="leave out what is less likely than this share of the best"
+    )
+    one.add_argument("--repetition-penalty", type=float, metavar="X", help="divide logits of tokens seen before")
+    one.add_argument("--presence-penalty", type=float, metavar="X", help="lower logits of tokens made before")
+    one.add_argument("--frequency-penalty", type=float, metavar="X", help="the same, for each time")
+    one.add_argument("--seed", type=int, metavar="N", help="the same one gives the same text")
+    one.add_argument("--stop", action="append", metavar="TEXT", help="end before this text; may be repeated")
+    one.add_argument("--logprobs", type=int, metavar="N", help="with --json: each token's, and of the N likeliest")
+    one.add_argument("--timing", action="store_true", help="tell on standard error what it took")
+    one.add_argument("--json", action="store_true", help="print the whole result")
+    one.set_defaults(run=_generate)
+
+    one = verbs.add_parser(
+        "embed",
+        help="turn texts into vectors",
+        description="The vectors of texts as JSON, or without it how near they are to the first one.",
+    )
+    one.add_argument("model", metavar="MODEL")
+    one.add_argument("texts", metavar="TEXT", nargs="*", help="default: the lines of standard input")
+    one.add_argument("--pooling", choices=("mean", "cls", "last"), help="default: what the model was made for")
+    one.add_argument("--json", action="store_true", help="print the vectors")
+    one.set_defaults(run=_embed)
+
     one = verbs.add_parser("status", help="see who is awake, without waking anybody")
     one.add_argument("daemon", nargs="?", metavar="DAEMON")
     one.add_argument("--wake", action="store_true", help="ask every daemon what it is (wakes it)")
@@ -75,6 +114,12 @@ def parser() -> argparse.ArgumentParser:
     one = kinds.add_parser("fsck", help="read everything again and put aside what is damaged")
     one.add_argument("--json", action="store_true")
     one.set_defaults(run=_models_fsck)
+    one = kinds.add_parser("loaded", help="list what is in memory")
+    one.add_argument("--json", action="store_true")
+    one.set_defaults(run=_models_loaded)
+    one = kinds.add_parser("unload", help="take a model out of memory")
+    one.add_argument("model", metavar="MODEL")
+    one.set_defaults(run=_models_unload)
     one = kinds.add_parser("fetch-starter", help="download a small model that is ready to use")
     one.add_argument("--import", action="store_true", dest="store", help="and store it, if it is not stored")
     one.add_argument("--to", metavar="FOLDER", help="where to keep the file (default: the user's cache)")
@@ -150,7 +195,7 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
         if options.tool is None and options.arguments:
             options.tool = options.arguments.pop(0)
     elif rest:
-        top.error(f"unrecognized arguments: {' '.join(rest)}")
+        _take_late(top, options, rest)
     elif words:
         options.command = words
     return options
@@ -160,6 +205,21 @@ def run(arguments: list[str]) -> int:
     options = parsed(arguments)
     status: int = options.run(options)
     return status
+
+
+def _take_late(top: argparse.ArgumentParser, options: argparse.Namespace, words: list[str]) -> None:
+    """To argparse, a text that may be left out was left out when an option comes before it: `embed MODEL --json
+    TEXT`."""
+    cut = words.index("--") if "--" in words else len(words)
+    taken = words[:cut] + words[cut + 1 :]
+    if not any(word.startswith("-") and len(word) > 1 for word in words[:cut]):
+        if options.verb == "embed":
+            options.texts += taken
+            return
+        if options.verb == "generate" and options.prompt is None and len(taken) == 1:
+            options.prompt = taken[0]
+            return
+    top.error(f"unrecognized arguments: {' '.join(words)}")
 
 
 def _port(text: str) -> int:
@@ -236,6 +296,38 @@ def _ask(options: argparse.Namespace) -> int:
     )
 
 
+def _generate(options: argparse.Namespace) -> int:
+    from syntrop.ctl import runtime
+
+    return runtime.run(
+        runtime.generate(
+            options.model,
+            options.prompt,
+            chat=options.chat,
+            system=options.system,
+            as_json=options.json,
+            timing=options.timing,
+            max_tokens=options.max_tokens,
+            temperature=options.temperature,
+            top_k=options.top_k,
+            top_p=options.top_p,
+            min_p=options.min_p,
+            repetition_penalty=options.repetition_penalty,
+            presence_penalty=options.presence_penalty,
+            frequency_penalty=options.frequency_penalty,
+            seed=options.seed,
+            stop=options.stop,
+            top_logprobs=options.logprobs,
+        )
+    )
+
+
+def _embed(options: argparse.Namespace) -> int:
+    from syntrop.ctl import runtime
+
+    return runtime.run(runtime.embed(options.model, options.texts, pooling=options.pooling, as_json=options.json))
+
+
 def _status(options: argparse.Namespace) -> int:
     from syntrop.ctl.status import status
 
@@ -287,6 +379,7 @@ def _models_starter(options: argparse.Namespace) -> int:
     return models.fetch_starter(options.to)
 
 
+<<<<<<< HEAD
 def _run_tool(options: argparse.Namespace) -> int:
     from syntrop.ctl import run as verb
     from syntrop.ctl import tooling
@@ -308,6 +401,18 @@ def _history(options: argparse.Namespace) -> int:
     from syntrop.ctl import tooling
 
     return tooling.run(verb.history(options.since, options.limit, options.json))
+=======
+def _models_loaded(options: argparse.Namespace) -> int:
+    from syntrop.ctl import runtime
+
+    return runtime.run(runtime.loaded(options.json))
+
+
+def _models_unload(options: argparse.Namespace) -> int:
+    from syntrop.ctl import runtime
+
+    return runtime.run(runtime.unload(options.model))
+>>>>>>> three
 
 
 def _call(options: argparse.Namespace) -> int:

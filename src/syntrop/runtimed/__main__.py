@@ -16,11 +16,16 @@ def main() -> None:
 
 
 def build(daemon: Daemon) -> None:
+    import signal
+
+    from syntrop.common import loop
     from syntrop.runtimed.service import Runtime1
 
     handler = Runtime1(daemon)
     daemon.serve_varlink("io.syntrop.Runtime1", {"io.syntrop.Runtime1": handler})
     daemon.on_stop(handler.stop)
+    daemon.on_reload(handler.reload)
+    loop.on_signal(signal.SIGUSR1, handler.yield_batch)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The models in memory: found at modeld by name, loaded once however many ask, kept until told otherwise.
 
+Weights count against the budget that they share with the caches: where there is no room for those of another
+model, the idle model that was used longest ago goes, and never one that is at work.
+
 A name is resolved by modeld. What it resolved to is remembered while that model is loaded, and checked again
 beside a call that comes after some time: a name that has moved on is resolved anew for the next call, and no call
 waits for the check.
@@ -8,10 +11,12 @@ waits for the check.
 
 from __future__ import annotations
 
+import os
 from time import monotonic
 
 from syntrop.common import journal, loop, paths
 from syntrop.common.varlink.errors import ConnectionLost, InvalidReply, VarlinkError
+from syntrop.runtimed.leases import Leases
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,6 +26,7 @@ if TYPE_CHECKING:
 
     from syntrop.common.varlink.client import Client
     from syntrop.runtimed.loading import Loaded
+    from syntrop.runtimed.model.kv import Budget
 
 MODEL = "io.syntrop.Model1"
 CHECK_AFTER = 10.0  # seconds after which a remembered name is checked
@@ -35,11 +41,14 @@ class CannotLoad(Exception):
 
 
 class NoRoom(Exception):
-    """As many models as may be loaded are at work; the text has the numbers."""
+    """All models that could make room are at work; the text has the numbers."""
 
 
 class Library:
-    """Names and models. `busy` holds the daemon while a model is being loaded; `threads` 0 is one a core."""
+    """Names and models. `busy` holds the daemon while a model is being loaded.
+
+    `threads` 0 is one a core, `memory_max` and `prefixes_max` (bytes) 0 is what memory.py makes of this machine.
+    """
 
     def __init__(
         self,
@@ -50,6 +59,8 @@ class Library:
         models_max: int,
         context_max: int,
         timeout: float,
+        memory_max: int = 0,
+        prefixes_max: int = 0,
     ) -> None:
         self._busy = busy
         self._threads = threads
@@ -57,6 +68,11 @@ class Library:
         self._models_max = models_max
         self._context_max = context_max
         self._timeout = timeout
+        self._memory_max = memory_max
+        self._prefixes_max = prefixes_max
+        self._budget: Budget | None = None
+        self._weights: dict[str, int] = {}  # bytes counted, by digest
+        self._leases = Leases()
         self._loaded: dict[str, Loaded] = {}  # by digest, the least recently used first
         self._resolving: dict[str, loop.Task[Loaded]] = {}  # by name, which may be a digest
         self._loading: dict[str, loop.Task[Loaded]] = {}  # by digest
@@ -65,6 +81,23 @@ class Library:
 
     def loaded(self) -> list[Loaded]:
         return list(self._loaded.values())
+
+    @property
+    def cache_bytes(self) -> int:
+        """Bytes of keys and values, those included that are kept of earlier work."""
+        return 0 if self._budget is None else self._budget.used - self._budget.weights
+
+    def compact(self) -> int:
+        """Give up what is kept of earlier work; its bytes."""
+        return 0 if self._budget is None else self._budget.compact()
+
+    def set_threads(self, threads: int) -> None:
+        """From the next step on, for all models."""
+        from syntrop.runtimed.processors import cores
+
+        self._threads = threads
+        for model in self._loaded.values():
+            model.model.set_threads(threads or cores())
 
     def find(self, name: str) -> Loaded | None:
         """The loaded model that a name is known to mean."""
@@ -78,7 +111,11 @@ class Library:
             self._touch(found)
             self._check_later(name)
             return found
-        return await self._once(self._resolving, name, self._resolve_and_load(name))
+        while True:
+            found = await self._once(self._resolving, name, self._resolve_and_load(name))
+            # It may have gone again before this caller got to run.
+            if self._loaded.get(found.digest) is found:
+                return found
 
     async def resolve(self, name: str) -> Loaded | None:
         """The loaded model that the store says a name means, or None. Raises NoSuchModel and CannotLoad."""
@@ -88,13 +125,17 @@ class Library:
         return self._loaded.get(digest)
 
     async def unload(self, model: Loaded) -> int:
-        """Take a model out of memory; the bytes it had. Only where it has no users."""
-        freed = model.model.memory_bytes
+        """Take a model out of memory; the bytes it had, its caches among them. Only where it has no users."""
+        pool = getattr(model.model, "kv", None)
+        freed: int = model.model.memory_bytes + (0 if pool is None else pool.blocks * pool.block_bytes)
         del self._loaded[model.digest]
+        self._leases.give(model.digest)
         for name in [name for name, (digest, _) in self._names.items() if digest == model.digest]:
             del self._names[name]
         # A step for a caller who has just hung up may still be running, and is waited for.
         await loop.thread(model.close)
+        if self._budget is not None:
+            self._budget.give_weights(self._weights.pop(model.digest, 0))
         return freed
 
     # --- loading --------------------------------------------------------------------------------------------
@@ -116,13 +157,17 @@ class Library:
 
     async def _resolve_and_load(self, name: str) -> Loaded:
         with self._busy():
-            # Imports take as long as an answer of a modeld that is asleep: do both at once.
-            imports = loop.thread(_warm)
-            digest, identifier = await self._inspect(name)
-            await imports
-            found = self._loaded.get(digest)
-            if found is None:
-                found = await self._once(self._loading, digest, self._load(identifier, digest))
+            try:
+                # Imports take as long as an answer of a modeld that is asleep: do both at once.
+                imports = loop.thread(_warm)
+                digest, identifier = await self._inspect(name)
+                await imports
+                found = self._loaded.get(digest)
+                if found is None:
+                    found = await self._once(self._loading, digest, self._load(identifier, digest))
+            except MemoryError as error:
+                reason = str(error) or "the system gives no more"
+                raise CannotLoad(f"{name} cannot be loaded, memory ran out: {reason}") from None
             self._names[name] = (digest, monotonic())
             self._touch(found)
             return found
@@ -132,29 +177,82 @@ class Library:
         from syntrop.runtimed.processors import cores
 
         threads = self._threads or cores()
-        await self._make_room()
-        with await self._call("Open", {"id": digest}) as reply:
-            fd, size = reply.take_fd(reply.parameters["fd"]), reply.parameters["size"]
+        files = await self._open(digest)
+        size = sum(size for _, size in files.values())
+        try:
+            await self._make_room(identifier, size)
+        except BaseException:
+            for handle, _ in files.values():
+                os.close(handle)
+            raise
         started = monotonic()
         try:
             model = await loop.thread(
-                _load, fd, size, identifier, digest, threads, self._level, self._context_max
+                _load, files, identifier, digest, threads, self._level, self._context_max
             )
         except loading.LoadError as error:
+            self.budget.give_weights(size)
             raise CannotLoad(str(error)) from None
+        except BaseException:
+            self.budget.give_weights(size)
+            raise
+        await self._account(model, size)
         self._loaded[digest] = model
+        pool = getattr(model.model, "kv", None)
+        caches = 0 if pool is None else pool.cost(model.model.context)
+        self._leases.take(digest, self._weights[digest] + caches)
         journal.info(
             f"Loaded {identifier}: {model.model.memory_bytes} bytes, {model.model.level}, "
             f"{threads} threads, in {monotonic() - started:.3f} s"
         )
         return model
 
-    async def _make_room(self) -> None:
-        while len(self._loaded) >= self._models_max:
+    @property
+    def budget(self) -> Budget:
+        if self._budget is None:
+            from syntrop.runtimed import memory
+            from syntrop.runtimed.model.kv import UNLIMITED, Budget
+
+            limit = self._memory_max
+            if not limit:
+                available = memory.available()
+                limit = UNLIMITED if available is None else int(available * memory.SHARE)
+            self._budget = Budget(limit, self._prefixes_max or int(limit * memory.PREFIX_SHARE))
+        return self._budget
+
+    async def _make_room(self, name: str, size: int) -> None:
+        """Room for one more model, of about so many bytes, which are taken. Raises NoRoom."""
+        from syntrop.runtimed.model.kv import OverBudget
+
+        while True:
+            # Those that are being loaded besides this one count too.
+            there = len(self._loaded) + len(self._loading) - 1
+            if there < self._models_max:
+                try:
+                    self.budget.take_weights(size)
+                    return
+                except OverBudget as error:
+                    reason = f"{name} does not fit beside the models and caches that are at work: {error.reason}"
+            else:
+                reason = f"{there} of {self._models_max} models are loaded, and all are at work"
             idle = next((one for one in self._loaded.values() if not one.users), None)
             if idle is None:
-                raise NoRoom(f"{len(self._loaded)} of {self._models_max} models are loaded, and all are at work")
+                raise NoRoom(reason)
             await self.unload(idle)
+
+    async def _account(self, model: Loaded, size: int) -> None:
+        """Count what the model takes in place of its file's size. Raises NoRoom, when the model is gone again."""
+        self.budget.give_weights(size)
+        actual: int = model.model.memory_bytes
+        try:
+            await self._make_room(model.name, actual)
+        except BaseException:
+            await loop.thread(model.close)
+            raise
+        self._weights[model.digest] = actual
+        pool = getattr(model.model, "kv", None)
+        if pool is not None:
+            pool.join(self.budget)
 
     def _touch(self, model: Loaded) -> None:
         if model.digest in self._loaded:
@@ -179,6 +277,32 @@ class Library:
             self._checking.discard(name)
 
     # --- modeld ---------------------------------------------------------------------------------------------
+
+    async def _open(self, digest: str) -> dict[str, tuple[int, int]]:
+        """Path to descriptor and size, of the files that a model needs; the path of a single file is empty."""
+        whole = await self._file({"id": digest})
+        if os.pread(whole[0], 1, 0) != b"{":
+            return {"": whole}
+        from syntrop.runtimed import folder
+
+        paths = await loop.thread(folder.manifest, *whole)
+        if paths is None:
+            return {"": whole}
+        os.close(whole[0])
+        opened: dict[str, tuple[int, int]] = {}
+        try:
+            for path in folder.needed(paths):
+                opened[path] = await self._file({"id": digest, "file": path})
+        except BaseException:
+            for handle, _ in opened.values():
+                os.close(handle)
+            raise
+        return opened
+
+    async def _file(self, parameters: dict[str, Any]) -> tuple[int, int]:
+        with await self._call("Open", parameters) as reply:
+            size: int = reply.parameters["size"]
+            return reply.take_fd(reply.parameters["fd"]), size
 
     async def _inspect(self, name: str) -> tuple[str, str]:
         """(digest, identifier) of a name."""
@@ -211,10 +335,18 @@ def _warm() -> None:
 
 
 def _load(
-    fd: int, size: int, identifier: str, digest: str, threads: int, level: str, context_max: int
+    files: dict[str, tuple[int, int]],
+    identifier: str,
+    digest: str,
+    threads: int,
+    level: str,
+    context_max: int,
 ) -> Loaded:
     from syntrop.runtimed import loading
 
-    return loading.load(
-        fd, size, name=identifier, digest=digest, threads=threads, level=level, context_max=context_max
-    )
+    how: dict[str, Any] = {
+        "name": identifier, "digest": digest, "threads": threads, "level": level, "context_max": context_max
+    }  # fmt: skip
+    if "" in files:
+        return loading.load(*files[""], **how)
+    return loading.load_folder(files, **how)

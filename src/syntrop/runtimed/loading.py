@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From the descriptor of a model file to a model that can run: the blocking part, for a worker thread.
+"""From the descriptors of a model's files to a model that can run: the blocking part, for a worker thread.
 
 The weights are repacked by C, which leaves the interpreter to another thread meanwhile: that one builds the
 vocabulary and compiles the chat template, so that their 150 ms cost a cold start next to nothing.
@@ -13,12 +13,15 @@ from typing import TYPE_CHECKING
 
 from syntrop.common import gguf
 from syntrop.runtimed import tokenizer as tokenizers
+from syntrop.runtimed import vocabulary
 from syntrop.runtimed.chat_template import ChatTemplate, TemplateError
-from syntrop.runtimed.model.errors import ModelError
+from syntrop.runtimed.model.errors import ModelError, NoMemory
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
     from typing import Any
 
+    from syntrop.runtimed.model.bert import EncoderModel
     from syntrop.runtimed.model.llama import LlamaModel
     from syntrop.runtimed.tokenizer import Tokenizer
 
@@ -37,7 +40,7 @@ class Loaded:
         name: str,
         digest: str,
         architecture: str,
-        model: LlamaModel,
+        model: LlamaModel | EncoderModel,
         tokenizer: Tokenizer,
         template: ChatTemplate | None,
         template_error: str,
@@ -45,11 +48,16 @@ class Loaded:
         self.name = name
         self.digest = digest
         self.architecture = architecture
-        self.model = model
+        self.model: Any = model
         self.tokenizer = tokenizer
         self.template = template
         self.template_error = template_error
         self.users = 0
+
+    @property
+    def generates(self) -> bool:
+        """Whether the model makes text; an encoder does not."""
+        return hasattr(self.model, "step")
 
     def describe(self) -> dict[str, Any]:
         """Runtime1's LoadedModel."""
@@ -68,13 +76,10 @@ class Loaded:
 
 def warm() -> None:
     """Import what `load` needs, while whoever has the file is still being asked for it."""
-    import jinja2.sandbox
-
     import syntrop.runtimed.model.llama
-    import syntrop.runtimed.template_sandbox
     import syntrop.runtimed.tokenizer_bpe
 
-    _ = jinja2, syntrop
+    _ = syntrop
 
 
 def load(
@@ -88,6 +93,8 @@ def load(
     finally:
         os.close(fd)
     with mapping:
+        if mapping[:4] != gguf.MAGIC and mapping[8:9] == b"{":
+            raise LoadError(f"{name} is a safetensors file without configuration and tokenizer: import its folder")
         mapping.madvise(mmap.MADV_WILLNEED)
         try:
             return _load(mapping, name, digest, threads, level, context_max)
@@ -95,46 +102,97 @@ def load(
             raise LoadError(f"{name} cannot be loaded: {error}") from None
 
 
-def _load(
-    mapping: mmap.mmap, name: str, digest: str, threads: int, level: str, context_max: int
+def load_folder(
+    files: Mapping[str, tuple[int, int]],
+    *,
+    name: str,
+    digest: str,
+    threads: int,
+    level: str = "auto",
+    context_max: int,
 ) -> Loaded:
-    from syntrop.runtimed.model.llama import LlamaModel
+    """As `load`, of a model of several files: path to descriptor, which is closed, and size."""
+    from syntrop.common.safetensors import SafetensorsError
+    from syntrop.runtimed import folder
 
-    header = gguf.parse(mapping)
-    words = _Words(header.metadata)
-    trained = header.metadata.get(f"{header.metadata.get('general.architecture')}.context_length")
-    context = min(context_max, trained) if context_max and isinstance(trained, int) else None
     try:
-        model = LlamaModel.load(header, mapping, threads=threads, level=level, context=context)
+        with folder.Weights(files) as weights:
+            words = _Words(lambda: folder.words(files, weights.header))
+            buffer = weights.buffer
+            return _finish(weights.header, buffer, words, name, digest, threads, level, context_max, padded=True)
+    except (gguf.GGUFError, SafetensorsError, ModelError, tokenizers.TokenizerError, OSError) as error:
+        raise LoadError(f"{name} cannot be loaded: {error}") from None
+    finally:
+        for handle, _ in files.values():
+            os.close(handle)
+
+
+def _load(mapping: mmap.mmap, name: str, digest: str, threads: int, level: str, context_max: int) -> Loaded:
+    header = gguf.parse(mapping, pack=vocabulary.pack)
+    words = _Words(lambda: (tokenizers.load(header.metadata), header.metadata.get("tokenizer.chat_template")))
+    return _finish(header, mapping, words, name, digest, threads, level, context_max)
+
+
+def _finish(
+    header: gguf.GGUF,
+    buffer: Any,
+    words: _Words,
+    name: str,
+    digest: str,
+    threads: int,
+    level: str,
+    context_max: int,
+    *,
+    padded: bool = False,
+) -> Loaded:
+    """`padded`: there may be more embeddings than tokens."""
+    architecture = str(header.metadata.get("general.architecture"))
+    trained = header.metadata.get(f"{architecture}.context_length")
+    context = min(context_max, trained) if context_max and isinstance(trained, int) else None
+    model: LlamaModel | EncoderModel
+    try:
+        if architecture == "bert":
+            from syntrop.runtimed.model.bert import EncoderModel
+
+            model = EncoderModel.load(header, buffer, threads=threads, level=level, context=context)
+        else:
+            from syntrop.runtimed.model.llama import LlamaModel
+
+            model = LlamaModel.load(header, buffer, threads=threads, level=level, context=context)
     finally:
         words.join()
     try:
         tokenizer = words.tokenizer()
-        if len(tokenizer) != model.config.n_vocab:
+        missing = model.config.n_vocab - len(tokenizer)
+        if missing < 0 or (missing and not padded):
             raise LoadError(f"{name} has {len(tokenizer)} tokens and {model.config.n_vocab} embeddings")
     except BaseException:
         model.close()
         raise
-    architecture = str(header.metadata["general.architecture"])
     return Loaded(name, digest, architecture, model, tokenizer, words.template, words.template_error)
 
 
 class _Words:
-    """Vocabulary and template, made in a thread of their own."""
+    """Vocabulary and template, made in a thread of their own by `make`, which gives the template's source too."""
 
-    def __init__(self, metadata: dict[str, object]) -> None:
+    def __init__(self, make: Callable[[], tuple[Tokenizer, object]]) -> None:
         from threading import Thread
 
         self.template: ChatTemplate | None = None
         self.template_error = "the model has no chat template"
-        self._metadata = metadata
+        self._source = make
         self._tokenizer: Tokenizer | None = None
-        self._error: tokenizers.TokenizerError | None = None
-        self._thread = Thread(target=self._make, name="vocabulary")
-        self._thread.start()
+        self._error: tokenizers.TokenizerError | ModelError | None = None
+        self._thread: Thread | None = Thread(target=self._make, name="vocabulary")
+        try:
+            self._thread.start()
+        except RuntimeError:  # no memory for its stack: one after the other, then
+            self._thread = None
+            self._make()
 
     def join(self) -> None:
-        self._thread.join()
+        if self._thread is not None:
+            self._thread.join()
 
     def tokenizer(self) -> Tokenizer:
         """Raises TokenizerError."""
@@ -144,11 +202,14 @@ class _Words:
 
     def _make(self) -> None:
         try:
-            self._tokenizer = tokenizer = tokenizers.load(self._metadata)
-        except tokenizers.TokenizerError as error:
+            tokenizer, source = self._source()
+        except (tokenizers.TokenizerError, ModelError) as error:
             self._error = error
             return
-        source = self._metadata.get("tokenizer.chat_template")
+        except MemoryError:
+            self._error = NoMemory("vocabulary", "the system has no memory for it")
+            return
+        self._tokenizer = tokenizer
         if isinstance(source, str):
             bos, eos = ("" if one is None else tokenizer.texts[one] for one in (tokenizer.bos, tokenizer.eos))
             try:

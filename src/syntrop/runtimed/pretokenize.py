@@ -1,103 +1,104 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cut text into the pieces that byte-level BPE may merge within: one rule set per family of vocabularies.
+r"""Cut text into the pieces that byte-pair encoding may merge within, by the rules of a family (`families`).
 
 The rules are regular expressions over Unicode categories, which `re` does not have. So each character
-outside ASCII is first replaced by one stand-in for its category (`_StandIns`); the text keeps its length, the
-expressions stay short, and the spans that they find are cut from the original. ASCII text, the common case,
-passes untouched.
+outside ASCII is first replaced by one stand-in for its category (`_StandIns`), and `\p{…}` becomes a class of
+ASCII characters and stand-ins; the text keeps its length, and the spans that are found are cut from the
+original. ASCII text, the common case, passes untouched. Rules that spell characters out, but for `\s`, are
+applied to the text itself.
 """
 
 from __future__ import annotations
 
 import re
 
+from syntrop.runtimed import families
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     Splitter = Callable[[str], list[str]]
+    Span = tuple[int, int]
+    # (the text, its stand-ins, the pieces so far) -> smaller pieces, in order
+    Rule = Callable[[str, str, Iterable[Span]], Iterable[Span]]
 
-# The letter must be in no contraction ('s 't 're 've 'm 'll 'd), the number must not be one of 0 to 9.
-_LETTER, _NUMBER, _SPACE, _PUNCTUATION, _OTHER = "a", "²", "\t", "!", "\x01"
 _STAND_INS_KEPT = 1 << 16
+
+# One Latin-1 character for each kind of characters outside ASCII.
+_UPPER, _LOWER, _LETTER, _MARK = "\xc0", "\xe0", "\xaa", "\x80"
+_DIGIT, _NUMBER, _PUNCTUATION, _SYMBOL, _SPACE, _OTHER = "\xb2", "\xb3", "\xa1", "\xa2", "\xa0", "\x81"
+_LONG_S = "\xdf"  # U+017F, which is an s to those who do not tell cases apart
+# Of the Han script, where that counts: letters, numbers, others.
+_HAN_LETTER, _HAN_NUMBER, _HAN_OTHER = "\xbb", "\xbc", "\xbd"
+
+_KINDS = {
+    "Lu": _UPPER, "Lt": _UPPER, "Ll": _LOWER, "Lm": _LETTER, "Lo": _LETTER, "Mn": _MARK, "Mc": _MARK, "Me": _MARK,
+    "Nd": _DIGIT, "Nl": _NUMBER, "No": _NUMBER,
+}  # fmt: skip
+_MAIN_KINDS = {"P": _PUNCTUATION, "S": _SYMBOL}
 
 # Unicode White_Space outside ASCII; str.isspace() would add the separators 0x1c to 0x1f.
 _WIDE_SPACES = frozenset("\x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000") | set(map(chr, range(0x2000, 0x200B)))
+
+# Script=Han, as Unicode's Scripts.txt lists it.
+_HAN = (
+    (0x2E80, 0x2E99), (0x2E9B, 0x2EF3), (0x2F00, 0x2FD5), (0x3005, 0x3005), (0x3007, 0x3007), (0x3021, 0x3029),
+    (0x3038, 0x303B), (0x3400, 0x4DBF), (0x4E00, 0x9FFF), (0xF900, 0xFA6D), (0xFA70, 0xFAD9), (0x16FE2, 0x16FE3),
+    (0x16FF0, 0x16FF1), (0x20000, 0x2A6DF), (0x2A700, 0x2B739), (0x2B740, 0x2B81D), (0x2B820, 0x2CEA1),
+    (0x2CEB0, 0x2EBE0), (0x2EBF0, 0x2EE5D), (0x2F800, 0x2FA1D), (0x30000, 0x3134A), (0x31350, 0x323AF),
+)  # fmt: skip
+
+_ANY_NUMBER = "0-9" + _DIGIT + _NUMBER + _HAN_NUMBER
+_CLASSES = {
+    r"\p{L}": "A-Za-z" + _UPPER + _LOWER + _LONG_S + _LETTER + _HAN_LETTER,
+    r"\p{Lu}": "A-Z" + _UPPER,
+    r"\p{Lt}": "",  # with the upper ones: every rule takes both or none
+    r"\p{Ll}": "a-z" + _LOWER + _LONG_S,
+    r"\p{Lm}": "",
+    r"\p{Lo}": _LETTER,
+    r"\p{M}": _MARK,
+    r"\p{N}": _ANY_NUMBER,
+    r"\p{P}": r"!-#%-*,-/:;?@\[-\]_{}" + _PUNCTUATION,
+    r"\p{S}": r"$+<=>\^`|~" + _SYMBOL,
+    r"\p{Han}": _HAN_LETTER + _HAN_NUMBER + _HAN_OTHER,
+}
+_SPACES_IN_STAND_INS = r"\t-\r " + _SPACE
+_SPACES = r"\t-\r " + "".join(sorted(_WIDE_SPACES))
+_EVERY_SPACE = "\t\n\v\f\r " + "".join(sorted(_WIDE_SPACES))
+_ESCAPE = re.compile(r"\\p\{\w+\}|\\.|[\[\]]")
+_DIGITS = re.compile(rf"[0-9{_DIGIT}]+")
+_NUMBERS = re.compile(f"[{_ANY_NUMBER}]+")
 
 
 class _StandIns(dict[int, str]):
     """For str.translate: code point -> stand-in, worked out when a character is first seen."""
 
+    def __init__(self, han: bool) -> None:
+        self._han = han
+
     def __missing__(self, code: int) -> str:
-        import unicodedata
+        from unicodedata import category
 
         char = chr(code)
-        kind = unicodedata.category(char)[0]
+        kind = category(char)
         if code < 0x80:
             stand_in = char
         elif char in _WIDE_SPACES:
             stand_in = _SPACE
+        elif code == 0x17F:
+            stand_in = _LONG_S
+        elif self._han and any(first <= code <= last for first, last in _HAN):
+            stand_in = {"L": _HAN_LETTER, "N": _HAN_NUMBER}.get(kind[0], _HAN_OTHER)
         else:
-            stand_in = {"L": _LETTER, "N": _NUMBER, "P": _PUNCTUATION}.get(kind, _OTHER)
+            stand_in = _KINDS.get(kind) or _MAIN_KINDS.get(kind[0], _OTHER)
         if len(self) < _STAND_INS_KEPT:
             self[code] = stand_in
         return stand_in
 
 
-_stand_ins = _StandIns()
-
-_L, _N, _S = "A-Za-z", "0-9²", r"\t-\r "  # \p{L}, \p{N} and \s, for use inside a class
-_LAST_SPACES = rf"[{_S}]+(?![^{_S}])"  # spaces, but not the one in front of a word
-
-_GPT2 = (
-    rf"'s|'t|'re|'ve|'m|'ll|'d"
-    rf"| ?[{_L}]+"
-    rf"| ?[{_N}]+"
-    rf"| ?[^{_S}{_L}{_N}]+"
-    rf"|{_LAST_SPACES}"
-)
-
-
-def _cl100k(digits: str) -> str:
-    return (
-        r"'(?:[sS]|[tT]|[rR][eE]|[vV][eE]|[mM]|[lL][lL]|[dD])"
-        rf"|[^\r\n{_L}{_N}]?[{_L}]+"
-        rf"|[{_N}]{digits}"
-        rf"| ?[^{_S}{_L}{_N}]+[\r\n]*"
-        rf"|[{_S}]*[\r\n]+"
-        rf"|{_LAST_SPACES}"
-        rf"|[{_S}]+"
-    )
-
-
-# Expressions of a family are applied one after the other, each inside the pieces that the one before left;
-# what lies between two matches is a piece too.
-_FAMILIES: dict[str, tuple[str, ...]] = {
-    "gpt-2": (_GPT2,),
-    "smollm": (rf"[{_N}]", _GPT2),
-    "default": (r"[!-/:-@\[-_{-~]+", _GPT2, rf"[{_N}]+", r"[0-9]{3}"),
-    "llama-bpe": (_cl100k("{1,3}"),),
-    "qwen2": (_cl100k(""),),
-}
-
-# Names that GGUF files give to vocabularies which are cut by the same rules.
-_ALIASES = {
-    "gpt2": "gpt-2",
-    "mpt": "gpt-2",
-    "olmo": "gpt-2",
-    "phi-2": "gpt-2",
-    "jais": "gpt-2",
-    "starcoder": "smollm",
-    "refact": "smollm",
-    "command-r": "smollm",
-    "codeshell": "smollm",
-    "llama3": "llama-bpe",
-    "llama-v3": "llama-bpe",
-    "falcon3": "llama-bpe",
-    "pixtral": "llama-bpe",
-    "deepseek-r1-qwen": "qwen2",
-    "stablelm2": "qwen2",
-}
+_stand_ins = _StandIns(han=False)
+_han_stand_ins = _StandIns(han=True)
 
 
 class UnknownFamily(ValueError):
@@ -110,35 +111,134 @@ class UnknownFamily(ValueError):
 
 def family(name: str) -> str:
     """The canonical name of the family that `tokenizer.ggml.pre` gives. Raises UnknownFamily."""
-    name = _ALIASES.get(name, name)
-    if name not in _FAMILIES:
+    name = families.ALIASES.get(name, name)
+    if name not in families.RULES:
         raise UnknownFamily(name)
     return name
 
 
 def splitter(name: str) -> Splitter:
     """The function text -> pieces of a family; the pieces joined are the text. Raises UnknownFamily."""
-    patterns = [re.compile(pattern) for pattern in _FAMILIES[family(name)]]
+    return splitter_by(families.RULES[family(name)])
+
+
+def splitter_by(rules: Iterable[str]) -> Splitter:
+    """The function text -> pieces of any rules of `families`."""
+    made = [_rule(one) for one in rules]
+    stand_ins = _han_stand_ins if any(r"\p{Han}" in one for one in rules) else _stand_ins
 
     def split(text: str) -> list[str]:
-        proxy = text if text.isascii() else text.translate(_stand_ins)
-        pieces = [text] if text else []
-        for pattern in patterns:
-            # Each expression sees one piece at a time: what precedes and follows it must not be looked at.
-            pieces, start, previous = [], 0, pieces
-            for piece in previous:
-                end = start + len(piece)
-                at = start
-                part = proxy if len(piece) == len(text) else proxy[start:end]
-                for match in pattern.finditer(part):
-                    first, last = match.start() + start, match.end() + start
-                    if first > at:
-                        pieces.append(text[at:first])
-                    pieces.append(text[first:last])
-                    at = last
-                if at < end:
-                    pieces.append(text[at:end])
-                start = end
-        return pieces
+        if not text:
+            return []
+        proxy = text if text.isascii() else text.translate(stand_ins)
+        spans: Iterable[Span] = ((0, len(text)),)
+        for rule in made:
+            spans = rule(text, proxy, spans)
+        return [text[start:end] for start, end in spans]
 
     return split
+
+
+def _rule(source: str) -> Rule:
+    if source == families.THREES:
+        return _threes(_NUMBERS, anywhere=True)
+    if source == families.BEFORE_THREES:
+        return _before_threes
+    if source == families.THREES_AT_WORD_ENDS:
+        return _threes(_DIGITS, anywhere=False)
+    if source == families.LAST_SPACES:
+        return _last_spaces
+    return _expression(source)
+
+
+def _expression(source: str) -> Rule:
+    by_category = r"\p{" in source
+    # What `finditer` sees ends where the piece ends; what precedes the piece, no rule looks at.
+    find = re.compile(_translated(source, by_category)).finditer
+
+    def cut(text: str, proxy: str, spans: Iterable[Span]) -> Iterable[Span]:
+        seen = proxy if by_category else text
+        for start, end in spans:
+            for match in find(seen, start, end):
+                first, last = match.span()
+                if first > start:
+                    yield start, first
+                if last > first:
+                    yield first, last
+                    start = last
+            if start < end:
+                yield start, end
+
+    return cut
+
+
+def _translated(source: str, by_category: bool) -> str:
+    """The expression for `re`, over stand-ins or over the text itself."""
+    inside = False
+    spaces = _SPACES_IN_STAND_INS if by_category else _SPACES
+
+    def replace(match: re.Match[str]) -> str:
+        nonlocal inside
+        found = match.group()
+        if found in ("[", "]"):
+            inside = found == "["
+            return found
+        if found == r"\S":
+            return f"[^{spaces}]"
+        members = spaces if found == r"\s" else _CLASSES.get(found)
+        if members is None:
+            return found
+        return members if inside else f"[{members}]"
+
+    result = _ESCAPE.sub(replace, source)
+    # The long s is an s in any case.
+    return result.replace("(?i:'s|", f"(?i:'s|'{_LONG_S}|").replace("(?i:[sdmt]|", f"(?i:[sdmt{_LONG_S}]|")
+
+
+def _last_spaces(text: str, _proxy: str, spans: Iterable[Span]) -> Iterable[Span]:
+    for start, end in spans:
+        last = start + len(text[start:end].rstrip(_EVERY_SPACE))
+        if start < last:
+            yield start, last
+        if last < end:
+            yield last, end
+
+
+def _threes(runs: re.Pattern[str], *, anywhere: bool) -> Rule:
+    """Groups of three from the right; not `anywhere`: only in runs at the end of a word."""
+
+    def cut(_text: str, proxy: str, spans: Iterable[Span]) -> Iterable[Span]:
+        for start, end in spans:
+            for match in runs.finditer(proxy, start, end):
+                first, last = match.span()
+                if not anywhere and last < end and _in_word(proxy[last]):
+                    continue
+                if first > start:
+                    yield start, first
+                at = first
+                while at < last:
+                    step = (last - at) % 3 or 3
+                    yield at, at + step
+                    at += step
+                start = last
+            if start < end:
+                yield start, end
+
+    return cut
+
+
+def _before_threes(_text: str, proxy: str, spans: Iterable[Span]) -> Iterable[Span]:
+    """Cuts before each group of three digits from the right, and nowhere else."""
+    for start, end in spans:
+        for match in _DIGITS.finditer(proxy, start, end):
+            first, last = match.span()
+            for at in range(last - (last - first) // 3 * 3, last, 3):
+                if at > start:
+                    yield start, at
+                    start = at
+        if start < end:
+            yield start, end
+
+
+def _in_word(stand_in: str) -> bool:
+    return stand_in in (_MARK, _LETTER, _LONG_S, "_") or stand_in.isalnum()

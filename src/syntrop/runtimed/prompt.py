@@ -32,21 +32,26 @@ def text_tokens(tokenizer: Tokenizer, text: str, context: int) -> list[int]:
 
 
 def chat_tokens(
-    tokenizer: Tokenizer, template: ChatTemplate, messages: Sequence[Mapping[str, Any]], context: int
+    tokenizer: Tokenizer,
+    template: ChatTemplate,
+    messages: Sequence[Mapping[str, Any]],
+    context: int,
+    tools: Sequence[Mapping[str, Any]] | None = None,
+    variables: Mapping[str, Any] | None = None,
 ) -> list[int]:
-    """Tokens of a conversation, ready for the assistant's turn.
+    """Tokens of a conversation, ready for the assistant's turn. `tools` as OpenAI's clients write them.
 
-    Control tokens are read in the template's own text only: a message that spells one is just text. Raises
-    TemplateError and PromptTooLong.
+    Control tokens are read in the template's own text only: a message, a tool or a variable that spells one is
+    just text. Raises TemplateError and PromptTooLong.
     """
-    shaped = template_messages(messages)
+    given = {"messages": template_messages(messages), "tools": tools or None, **(variables or {})}
     texts: list[str] = []
-    _each_string(shaped, texts.append)
+    _each_string(given, texts.append)
     guarded, mark = tokenizer.guard(texts)
     if mark:
         remaining = iter(guarded)
-        shaped = _each_string(shaped, lambda _text: next(remaining))
-    tokens = _fitting(tokenizer, template.render(shaped), mark, context)
+        given = _each_string(given, lambda _text: next(remaining))
+    tokens = _fitting(tokenizer, template.render(**given), mark, context)
     # Many templates write the begin token themselves.
     if tokens[:2] == [tokenizer.bos] * 2:
         del tokens[0]
@@ -54,7 +59,7 @@ def chat_tokens(
 
 
 def _fitting(tokenizer: Tokenizer, text: str, mark: str, context: int) -> list[int]:
-    least = (len(text) - text.count(mark) if mark else len(text)) // tokenizer.longest
+    least = tokenizer.at_least(len(text) - text.count(mark) if mark else len(text))
     if least >= context:
         raise PromptTooLong(least + 1, context)
     tokens = tokenizer.encode(text, mark=mark)
@@ -64,11 +69,11 @@ def _fitting(tokenizer: Tokenizer, text: str, mark: str, context: int) -> list[i
 
 
 def _each_string(value: Any, change: Callable[[str], Any]) -> Any:
-    """The same value with `change(text)` in the place of each text in it, in order."""
+    """The same value with `change(text)` in the place of each text in it, names of fields included, in order."""
     if isinstance(value, str):
         return change(value)
     if isinstance(value, list):
         return [_each_string(one, change) for one in value]
     if isinstance(value, dict):
-        return {key: _each_string(one, change) for key, one in value.items()}
+        return {_each_string(key, change): _each_string(one, change) for key, one in value.items()}
     return value

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Choosing the next token: parameters, checked, and the sampler in C that applies them to a row of logits.
 
-Order: penalties, temperature, top-k, top-p, min-p, one draw from a generator that belongs to the request. So the
-same seed gives the same text whatever else runs.
+Order: penalties, biases, temperature, top-k, top-p, min-p, one draw from a generator that belongs to the request.
+So the same seed gives the same text whatever else runs.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ import math
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from typing import Any
 
+BIAS_MAX = 100.0  # as much as makes a token certain or impossible
 _INT32_MAX = (1 << 31) - 1
 
 
@@ -23,6 +24,7 @@ class SamplingError(ValueError):
     def __init__(self, parameter: str, reason: str) -> None:
         super().__init__(f"{parameter} {reason}")
         self.parameter = parameter
+        self.reason = reason
 
 
 class NoToken(RuntimeError):
@@ -34,6 +36,7 @@ class Sampling:
 
     __slots__ = (
         "frequency_penalty",
+        "logit_bias",
         "min_p",
         "presence_penalty",
         "repetition_penalty",
@@ -53,6 +56,7 @@ class Sampling:
         repetition_penalty: float = 1.0,
         presence_penalty: float = 0.0,
         frequency_penalty: float = 0.0,
+        logit_bias: Mapping[int, float] | None = None,
         seed: int = 0,
     ) -> None:
         _check("temperature", temperature, 0, 1e6)
@@ -69,6 +73,10 @@ class Sampling:
         self.repetition_penalty = float(repetition_penalty)
         self.presence_penalty = float(presence_penalty)
         self.frequency_penalty = float(frequency_penalty)
+        self.logit_bias = dict(logit_bias or {})
+        for token, bias in self.logit_bias.items():
+            _check("logit_bias", bias, -BIAS_MAX, BIAS_MAX)
+            _check("logit_bias", token, 0, _INT32_MAX)
         self.seed = seed or _seed_of_clock()
 
     @property
@@ -86,6 +94,30 @@ def _seed_of_clock() -> int:
     import time
 
     return (time.time_ns() ^ time.monotonic_ns() << 20) & ((1 << 53) - 1) or 1
+
+
+class Logprobs:
+    """Natural logarithms of probabilities, before temperature, penalties and filters: of a token that was chosen,
+    and of the likeliest ones, in order."""
+
+    __slots__ = ("logprob", "token", "top")
+
+    def __init__(self, token: int, logprob: float, top: list[tuple[int, float]]) -> None:
+        self.token = token
+        self.logprob = logprob
+        self.top = top  # (token, logprob)
+
+
+def logprobs(logits: Any, n_vocab: int, token: int, most: int = 0) -> Logprobs:
+    """Of `token`, and of the `most` likeliest, by a row of float logits (a cffi pointer). Raises NoToken."""
+    from syntrop.runtimed._kernels import ffi, lib
+
+    own = ffi.new("float *")
+    tokens, values = ffi.new("int32_t[]", most or 1), ffi.new("float[]", most or 1)
+    have = lib.sy_logprobs(logits, n_vocab, token, own, most, tokens, values)
+    if have < 0:
+        raise NoToken("the model gave no finite logit")
+    return Logprobs(token, own[0], list(zip(tokens[0:have], values[0:have], strict=True)))
 
 
 class Sampler:
@@ -112,6 +144,9 @@ class Sampler:
         if sampler == ffi.NULL:
             raise MemoryError
         self._sampler: Any = ffi.gc(sampler, lib.sy_sampler_free)
+        for token, bias in how.logit_bias.items():
+            if lib.sy_sampler_bias(self._sampler, token, bias):
+                raise MemoryError
 
     def accept(self, tokens: Sequence[int], *, generated: bool) -> None:
         """Note tokens for the penalties. Without penalties this costs nothing."""

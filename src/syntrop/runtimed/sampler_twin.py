@@ -57,7 +57,16 @@ def penalized(
         if count := list(generated).count(token):
             logit -= np.float32(how.presence_penalty) + np.float32(how.frequency_penalty) * np.float32(count)
         result[token] = logit
+    for token, bias in how.logit_bias.items():
+        result[token] += np.float32(bias)
     return result
+
+
+def logprobs(logits: NDArray[np.float32]) -> NDArray[np.float64]:
+    """Logarithms of the probabilities of all tokens."""
+    finite = np.where(np.isnan(logits), -np.inf, logits).astype(np.float64)
+    peak = finite.max()
+    return np.asarray(finite - peak - np.log(np.exp(finite - peak).sum()))
 
 
 def distribution(logits: NDArray[np.float32], how: Sampling) -> NDArray[np.float64]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`io.syntrop.Runtime1`: text generation, and the models that do it.
+"""`io.syntrop.Runtime1`: text generation, decisions and embeddings, and the models that do it.
 
 Nothing heavy is imported here: engine, kernels, numpy and jinja2 come with the first model.
 """
@@ -8,22 +8,26 @@ from __future__ import annotations
 
 from syntrop.common import loop
 from syntrop.common.varlink.errors import VarlinkError
+from syntrop.runtimed import parameters
 from syntrop.runtimed.library import CannotLoad, Library, NoRoom, NoSuchModel
+from syntrop.runtimed.parameters import failed, invalid, not_found, overloaded
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
+    from collections.abc import Callable, Sequence
+    from typing import Any, TypeVar
 
     from syntrop.common.service import Daemon
     from syntrop.common.varlink.server import Call
+    from syntrop.runtimed.embedding import Embedder
     from syntrop.runtimed.engine import Engine, Generation, Result
     from syntrop.runtimed.loading import Loaded
-    from syntrop.runtimed.sampler import Sampling
+    from syntrop.runtimed.sampler import Logprobs
+    from syntrop.runtimed.tokenizer import Tokenizer
 
-_INTERFACE = "io.syntrop.Runtime1."
-_ROLES = ("system", "user", "assistant", "tool")
-_STOPS_MAX = 64
-_STOP_LENGTH_MAX = 4096
+    T = TypeVar("T")
+
+_NUMBERS_MAX = 1 << 20  # in the vectors of one reply: as JSON each takes about ten bytes
 
 
 class Runtime1:
@@ -34,6 +38,7 @@ class Runtime1:
         self._daemon = daemon
         self._settings = settings
         self._engine: Engine | None = None
+        self._embedder: Embedder | None = None
         self._library = Library(
             daemon.busy,
             threads=settings.threads,
@@ -41,7 +46,24 @@ class Runtime1:
             models_max=settings.models_max,
             context_max=settings.context_max,
             timeout=settings.store_timeout_sec,
+            memory_max=settings.memory_max,
+            prefixes_max=settings.prefixes_max,
         )
+
+    def reload(self) -> None:
+        """Take over the settings that can change while models are loaded: the threads."""
+        import sys
+
+        from syntrop.common.settings import resolve
+        from syntrop.runtimed.settings import TABLE
+
+        self._library.set_threads(resolve("runtimed", TABLE, sys.argv[1:]).threads)
+
+    def yield_batch(self) -> None:
+        """The host needs its resources: Batch work stands still for a while, and memory without users goes."""
+        if self._engine is not None:
+            self._engine.yield_batch(self._settings.yield_sec, give_back=True)
+        self._library.compact()
 
     async def stop(self) -> None:
         """End the engine; what still generates fails."""
@@ -70,8 +92,15 @@ class Runtime1:
         min_p: float = 0.0,
         repetition_penalty: float = 1.0,
         stop: list[str] | None = None,
+        presence_penalty: float = 0.0,
+        frequency_penalty: float = 0.0,
+        logit_bias: list[dict[str, Any]] | None = None,
+        top_logprobs: int | None = None,
+        tools: list[dict[str, Any]] | None = None,
+        template_variables: str | None = None,
+        priority: str = "Interactive",
     ) -> dict[str, Any]:
-        _refuse_unbuilt(
+        parameters.refuse_unbuilt(
             image=image,
             grammar_type=grammar_type,
             grammar=grammar,
@@ -79,90 +108,214 @@ class Runtime1:
             reasoning_budget=reasoning_budget,
             reasoning_effort=reasoning_effort,
         )
-        if (prompt is None) == (messages is None):
-            raise _invalid("prompt", "exactly one of prompt and messages is to be given")
-        if prompt is not None and not prompt:
-            raise _invalid("prompt", "empty")
-        _check_messages(messages)
+        chat = parameters.chat(prompt, messages, tools, template_variables)
         if max_tokens < 1:
-            raise _invalid("max_tokens", "less than 1")
-        stops = _checked_stops(stop)
-        sampling = _sampling(
+            raise invalid("max_tokens", "less than 1")
+        stops = parameters.stops(stop)
+        most = parameters.top_logprobs(top_logprobs)
+        tier = parameters.priority(priority)
+        if priority == "EmergencyTriage":
+            from syntrop.common import authority
+
+            await authority.authorize(call, authority.TRIAGE)
+        sampling = parameters.sampling(
             temperature=temperature,
             top_k=top_k,
             top_p=top_p,
             min_p=min_p,
             repetition_penalty=repetition_penalty,
+            presence_penalty=presence_penalty,
+            frequency_penalty=frequency_penalty,
+            logit_bias=logit_bias,
             seed=seed,
         )
-        loaded = await self._model(model)
+        if chat is not None:
+            _warm_templates()
+        loaded = await self._decoder(model)
         loaded.users += 1
         try:
-            tokens = await self._tokens(loaded, prompt, messages)
-            with self._submit(loaded, tokens, sampling, max_tokens, stops) as generation:
-                result = await self._relay(call, generation)
+            parameters.check_biases(sampling, loaded.tokenizer)
+            tokens = await self._tokens(loaded, prompt, chat)
+            with self._submit(
+                loaded, tokens, sampling, max_tokens=max_tokens, stops=stops, top_logprobs=most, tier=tier
+            ) as generation:
+                result = await self._relay(call, generation, loaded.tokenizer)
         finally:
             loaded.users -= 1
-        return {"result": _result(result)}
+        return {"result": _result(result, loaded.tokenizer)}
 
-    async def _relay(self, call: Call, generation: Generation) -> Result:
+    async def _relay(self, call: Call, generation: Generation, tokenizer: Tokenizer) -> Result:
         """Pass the text on as it comes, to a caller who wants it so."""
-        from syntrop.runtimed.engine import GenerationError
+        from syntrop.runtimed.engine import GenerationError, OutOfMemory
 
         try:
             while (text := await generation.next()) is not None:
                 if call.more:
-                    await call.send({"delta": text})
+                    delta: dict[str, Any] = {"delta": text}
+                    if generation.logprobs:
+                        delta["logprobs"] = _logprobs(generation.logprobs, tokenizer)
+                    await call.send(delta)
+        except OutOfMemory as error:
+            raise overloaded(str(error)) from None
         except GenerationError as error:
-            if self._daemon.stopping:
-                raise VarlinkError(_INTERFACE + "Shutdown", reason=str(error)) from None
-            raise _failed(str(error)) from None
+            raise self._failed(str(error)) from None
         assert generation.result is not None
         return generation.result
 
-    async def _tokens(
-        self, loaded: Loaded, prompt: str | None, messages: list[dict[str, Any]] | None
-    ) -> list[int]:
+    async def _tokens(self, loaded: Loaded, prompt: str | None, chat: parameters.Chat | None) -> list[int]:
         """The prompt as tokens: in a thread, since a long one takes a while and a template is not ours."""
         from syntrop.runtimed.chat_template import TemplateError, TemplateLimit
         from syntrop.runtimed.prompt import PromptTooLong, chat_tokens, text_tokens
         from syntrop.runtimed.tokenizer import TokenizerError
 
         context = loaded.model.context
-        given = "prompt" if messages is None else "messages"
+        given = "prompt" if chat is None else "messages"
         try:
-            if messages is None:
+            if chat is None:
                 tokens = await loop.thread(text_tokens, loaded.tokenizer, prompt or "", context)
             elif loaded.template is None:
-                raise _invalid("messages", f"{loaded.template_error}: give a prompt in their place")
+                raise invalid("messages", f"{loaded.template_error}: give a prompt in their place")
             else:
-                tokens = await loop.thread(chat_tokens, loaded.tokenizer, loaded.template, messages, context)
+                tokens = await loop.thread(
+                    chat_tokens,
+                    loaded.tokenizer,
+                    loaded.template,
+                    chat.messages,
+                    context,
+                    chat.tools,
+                    chat.variables,
+                )
         except PromptTooLong as error:
-            parameters = {"requested": error.requested, "max": error.most}
-            raise VarlinkError(_INTERFACE + "ContextExceeded", **parameters) from None
+            raise parameters.context_exceeded(error.requested, error.most) from None
         except TemplateLimit as error:
-            raise _failed(str(error)) from None
+            raise failed(str(error)) from None
         except (TemplateError, TokenizerError) as error:
-            raise _invalid(given, str(error)) from None
+            raise invalid(given, str(error)) from None
         if not tokens:
-            raise _invalid(given, "no tokens")
+            raise invalid(given, "no tokens")
         return tokens
 
-    def _submit(
-        self, loaded: Loaded, tokens: list[int], sampling: Sampling, max_tokens: int, stops: tuple[str, ...]
-    ) -> Generation:
-        from syntrop.runtimed.engine import Engine, Overloaded
+    def _submit(self, *what: Any, tier: int, **how: Any) -> Generation:
+        from syntrop.runtimed.generation import Tier
 
+        return _admitted(lambda: self._running().submit(*what, tier=Tier(tier), **how))
+
+    def _running(self) -> Engine:
         if self._engine is None:
-            self._engine = Engine(
-                max_slots=self._settings.slots,
-                max_queue=self._settings.queue_max,
-                chunk=self._settings.prefill_chunk,
-            )
+            from syntrop.runtimed.engine import Engine
+
+            try:
+                self._engine = Engine(
+                    max_slots=self._settings.slots,
+                    max_queue=self._settings.queue_max,
+                    chunk=self._settings.prefill_chunk,
+                )
+            except RuntimeError:
+                raise overloaded("the system has no memory for a thread") from None
+        return self._engine
+
+    def _failed(self, reason: str) -> VarlinkError:
+        if self._daemon.stopping:
+            return VarlinkError(parameters.INTERFACE + "Shutdown", reason=reason)
+        return failed(reason)
+
+    # --- decisions ------------------------------------------------------------------------------------------
+
+    async def Decide(
+        self,
+        call: Call,
+        model: str,
+        prompt: str,
+        candidates: list[dict[str, Any]],
+        temperature: float = 1.0,
+    ) -> dict[str, Any]:
+        if not prompt:
+            raise invalid("prompt", "empty")
+        if not 0 < temperature <= 1e6:
+            raise invalid("temperature", f"{temperature} is not more than 0 and at most 1000000")
+        given = parameters.candidates(candidates)
+        loaded = await self._decoder(model)
+        loaded.users += 1
         try:
-            return self._engine.submit(loaded, tokens, sampling, max_tokens=max_tokens, stops=stops)
-        except Overloaded as error:
-            raise _overloaded(str(error)) from None
+            return {"result": await self._decide(loaded, prompt, given, temperature)}
+        finally:
+            loaded.users -= 1
+
+    async def _decide(
+        self, loaded: Loaded, prompt: str, candidates: list[tuple[str, str]], temperature: float
+    ) -> dict[str, Any]:
+        from syntrop.runtimed import decide
+        from syntrop.runtimed.engine import GenerationError
+        from syntrop.runtimed.scoring import Scoring
+
+        context = loaded.model.context
+        texts = [text for _, text in candidates]
+        # A text that is too long by far is not counted out.
+        least = loaded.tokenizer.at_least(len(prompt) + max(map(len, texts)))
+        if least > context:
+            raise parameters.context_exceeded(least, context)
+        try:
+            shared, paths = await loop.thread(decide.continuations, loaded.tokenizer, prompt, texts)
+        except decide.Unscorable as error:
+            raise invalid(f"candidates[{error.index}].token", str(error)) from None
+        tokens = len(shared) + max(map(len, paths))
+        if tokens > context:
+            raise parameters.context_exceeded(tokens, context)
+        engine = self._running()
+        scoring = Scoring(engine, loaded, shared, paths)
+        _admitted(lambda: engine.enqueue(scoring))
+        try:
+            with scoring:
+                while await scoring.next() is not None:
+                    pass
+        except GenerationError as error:
+            raise self._failed(str(error)) from None
+        return decide.decision(candidates, paths, scoring.totals, temperature)
+
+    # --- embeddings -----------------------------------------------------------------------------------------
+
+    async def Embed(
+        self,
+        call: Call,
+        model: str,
+        text: str | None = None,
+        texts: list[str] | None = None,
+        tokens: list[dict[str, Any]] | None = None,
+        pooling: str | None = None,
+    ) -> dict[str, Any]:
+        given, inputs = parameters.texts(text, texts, tokens)
+        how = parameters.pooling(pooling)
+        loaded = await self._model(model)
+        loaded.users += 1
+        try:
+            if len(inputs) * loaded.model.dimensions > _NUMBERS_MAX:
+                most = _NUMBERS_MAX // loaded.model.dimensions
+                raise invalid(given, f"{len(inputs)}, at most {most} in one call")
+            read = await loop.thread(_to_embed, loaded, given, inputs)
+            vectors = await self._embed(loaded, read, how)
+        finally:
+            loaded.users -= 1
+        result: dict[str, Any] = {"embedding": vectors[0], "prompt_tokens": sum(map(len, read))}
+        if given != "text":
+            result["embeddings"] = [
+                {"vector": vector, "tokens": len(one)} for vector, one in zip(vectors, read, strict=True)
+            ]
+        return result
+
+    async def _embed(self, loaded: Loaded, texts: list[list[int]], pooling: str | None) -> list[list[float]]:
+        from syntrop.runtimed.embedding import Crowded, Embedder
+        from syntrop.runtimed.model.errors import ModelError
+
+        if self._embedder is None:
+            self._embedder = Embedder(self._settings.queue_max)
+        try:
+            vectors = await self._embedder.embed(loaded.model, texts, pooling)
+        except Crowded as error:
+            raise overloaded(str(error)) from None
+        except ModelError as error:
+            raise self._failed(str(error)) from None
+        # As many digits as a 32-bit float has: the reply is half as long.
+        return [[round(number, 9) for number in vector] for vector in vectors]
 
     # --- models ---------------------------------------------------------------------------------------------
 
@@ -186,25 +339,32 @@ class Runtime1:
         if found is None:
             return {"freed_bytes": 0}
         if found.users:
-            raise _overloaded(f"{found.users} calls are using {found.name}")
+            raise overloaded(f"{found.users} calls are using {found.name}")
         return {"freed_bytes": await self._library.unload(found)}
 
     async def GetLoad(self, call: Call) -> dict[str, Any]:
         slots = self._settings.slots
         taken = 0 if self._engine is None else self._engine.active + self._engine.waiting
         models = [one.describe() for one in self._library.loaded()]
-        caches = 0 if self._engine is None else self._engine.cache_bytes
         return {
             "available_slots": max(0, slots - taken),
             "max_slots": slots,
-            "used_bytes": sum(one["memory_bytes"] for one in models) + caches,
+            "used_bytes": sum(one["memory_bytes"] for one in models) + self._library.cache_bytes,
             "models": models,
         }
+
+    async def CompactKvCache(
+        self, call: Call, allowInteractiveAuthentication: bool | None = None
+    ) -> dict[str, Any]:
+        from syntrop.common import authority
+
+        await authority.authorize(call, interactive=allowInteractiveAuthentication)
+        return {"freed_bytes": self._library.compact()}
 
     def _named(self, model: str) -> str:
         name: str = model or self._settings.default_model
         if not name:
-            raise _invalid("model", "empty, and no default is set")
+            raise invalid("model", "empty, and no default is set")
         return name
 
     async def _if_loaded(self, model: str) -> Loaded | None:
@@ -215,62 +375,75 @@ class Runtime1:
         try:
             return await self._library.resolve(name)
         except NoSuchModel:
-            raise _not_found(name) from None
+            raise not_found(name) from None
         except CannotLoad as error:
-            raise _failed(str(error)) from None
+            raise failed(str(error)) from None
 
     async def _model(self, model: str) -> Loaded:
         name = self._named(model)
         try:
             return await self._library.get(name)
         except NoSuchModel:
-            raise _not_found(name) from None
+            raise not_found(name) from None
         except CannotLoad as error:
-            raise _failed(str(error)) from None
+            raise failed(str(error)) from None
         except NoRoom as error:
-            raise _overloaded(str(error)) from None
+            raise overloaded(str(error)) from None
+
+    async def _decoder(self, model: str) -> Loaded:
+        """A model that generates text."""
+        loaded = await self._model(model)
+        if not loaded.generates:
+            raise invalid("model", f"{loaded.name} is an encoder: it embeds texts, and generates none")
+        return loaded
 
 
-def _refuse_unbuilt(**parameters: object) -> None:
-    """What is published but not built must not be ignored."""
-    for name, value in parameters.items():
-        if value is not None:
-            raise _invalid(name, "not supported by this version")
+def _warm_templates() -> None:
+    """jinja2 comes with the first conversation, while its model is loaded."""
+    from syntrop.runtimed import chat_template
+
+    if not chat_template.is_warm():
+        loop.thread(chat_template.warm)
 
 
-def _check_messages(messages: list[dict[str, Any]] | None) -> None:
-    if messages is None:
-        return
-    if not messages:
-        raise _invalid("messages", "empty")
-    for index, message in enumerate(messages):
-        if message["role"] not in _ROLES:
-            raise _invalid(f"messages[{index}].role", f"none of {', '.join(_ROLES)}")
-        if message.get("content") is None and not (message["role"] == "assistant" and message.get("tool_calls")):
-            raise _invalid(f"messages[{index}].content", "missing, and no calls of tools stand in its place")
-
-
-def _checked_stops(stop: list[str] | None) -> tuple[str, ...]:
-    if stop is None:
-        return ()
-    if len(stop) > _STOPS_MAX:
-        raise _invalid("stop", f"more than {_STOPS_MAX} texts")
-    if not all(0 < len(one) <= _STOP_LENGTH_MAX for one in stop):
-        raise _invalid("stop", f"a text that is empty or longer than {_STOP_LENGTH_MAX} characters")
-    return tuple(stop)
-
-
-def _sampling(**parameters: Any) -> Sampling:
-    from syntrop.runtimed.sampler import Sampling, SamplingError
+def _admitted(submit: Callable[[], T]) -> T:
+    """What `submit` gives; the engine's refusal in the interface's terms."""
+    from syntrop.runtimed.engine import Overloaded
 
     try:
-        return Sampling(**parameters)
-    except SamplingError as error:
-        raise _invalid(error.parameter, str(error)) from None
+        return submit()
+    except Overloaded as error:
+        raise overloaded(str(error)) from None
 
 
-def _result(result: Result) -> dict[str, Any]:
-    return {
+def _to_embed(loaded: Loaded, given: str, inputs: Sequence[str | list[int]]) -> list[list[int]]:
+    """The tokens of each text, all within the model's context and vocabulary."""
+    from syntrop.runtimed.prompt import PromptTooLong, text_tokens
+
+    context, vocabulary = loaded.model.context, len(loaded.tokenizer)
+    result = []
+    for index, one in enumerate(inputs):
+        if isinstance(one, str):
+            try:
+                tokens = text_tokens(loaded.tokenizer, one, context + 1)
+            except PromptTooLong as error:
+                raise parameters.context_exceeded(error.requested - 1, context) from None
+            if not tokens:
+                raise invalid(parameters.member(given, index), "no tokens")
+        else:
+            tokens = one
+            if len(tokens) > context:
+                raise parameters.context_exceeded(len(tokens), context)
+            wrong = next((token for token in tokens if not 0 <= token < vocabulary), None)
+            if wrong is not None:
+                reason = f"{wrong} is not in the vocabulary of {vocabulary}"
+                raise invalid(parameters.member(given, index), reason)
+        result.append(tokens)
+    return result
+
+
+def _result(result: Result, tokenizer: Tokenizer) -> dict[str, Any]:
+    told: dict[str, Any] = {
         "text": result.text,
         "prompt_tokens": result.prompt_tokens,
         "completion_tokens": result.completion_tokens,
@@ -278,19 +451,21 @@ def _result(result: Result) -> dict[str, Any]:
         "duration_ms": round(result.duration * 1000),
         "seed": result.seed,
     }
+    if result.logprobs is not None:
+        told["logprobs"] = _logprobs(result.logprobs, tokenizer)
+    return told
 
 
-def _invalid(parameter: str, reason: str) -> VarlinkError:
-    return VarlinkError(_INTERFACE + "InvalidParameter", parameter=parameter, reason=reason)
+def _logprobs(notes: list[Logprobs], tokenizer: Tokenizer) -> list[dict[str, Any]]:
+    from syntrop.runtimed.decide import finite
 
+    def choice(token: int, logprob: float) -> dict[str, Any]:
+        piece = tokenizer.piece(token)
+        # A control token stands for no text: then its name tells which one it is.
+        text = piece.decode("utf-8", "replace") if piece else tokenizer.texts[token]
+        return {"token": token, "text": text, "bytes": list(piece), "logprob": finite(logprob)}
 
-def _failed(reason: str) -> VarlinkError:
-    return VarlinkError(_INTERFACE + "GenerationFailed", reason=reason)
-
-
-def _overloaded(reason: str) -> VarlinkError:
-    return VarlinkError(_INTERFACE + "Overloaded", reason=reason)
-
-
-def _not_found(model: str) -> VarlinkError:
-    return VarlinkError(_INTERFACE + "ModelNotFound", model=model)
+    return [
+        {**choice(note.token, note.logprob), "top": [choice(token, logprob) for token, logprob in note.top]}
+        for note in notes
+    ]

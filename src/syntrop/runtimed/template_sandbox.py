@@ -4,7 +4,9 @@
 jinja2's sandbox keeps templates from Python's internals, but not from looping for ever or from building a value
 that fills memory. Here each turn of a loop, call, filter and operator costs a step of a `Budget`, and whatever
 can make a value larger than its operands by more than a constant factor is checked before it is done, or is not
-offered. Importing this module imports jinja2.
+offered. A list that holds itself twice doubles with each turn, and takes for ever to write or to compare although
+it takes no memory: so every value is weighed with all that is in it, as often as it is in it, when it is made.
+Importing this module imports jinja2.
 
 What templates expect of their host, as the tools that write them give it: `trim_blocks`, `lstrip_blocks`, loop
 controls, `generation` blocks, `raise_exception`, `strftime_now`, and a `tojson` that escapes no HTML.
@@ -16,14 +18,17 @@ import functools
 import json
 import re
 import time
+from collections.abc import Generator
+from itertools import islice
 
 from jinja2 import nodes
 from jinja2.defaults import DEFAULT_NAMESPACE
 from jinja2.exceptions import SecurityError
 from jinja2.exceptions import TemplateError as JinjaError
 from jinja2.ext import Extension, loopcontrols
-from jinja2.filters import FILTERS, do_indent
+from jinja2.filters import FILTERS, do_indent, do_round
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
 
 from syntrop.runtimed.chat_template import TemplateLimit
 
@@ -33,10 +38,13 @@ if TYPE_CHECKING:
     from typing import Any
 
 MAX_STEPS = 1_000_000
-MAX_SECONDS = 2.0
+MAX_SECONDS = 2.0  # of the processor: whoever else uses it does not count
 MAX_SIZE = 1 << 24  # characters of output or of a string
 MAX_ITEMS = 1 << 17  # of a sequence or range
+MAX_WEIGHT = 1 << 25  # of a value with all that is in it: one for each item and character
+MAX_MADE = 1 << 28  # characters of all texts that are made on the way
 MAX_NUMBER = 1 << 63
+MAX_GROWING = 1 << 12  # items of a list that a template appends to
 
 # Filters that build values as wide as an argument says, or that nothing in a conversation needs.
 _NO_FILTERS = ("batch", "center", "format", "pprint", "random", "slice", "urlize", "wordwrap", "xmlattr")
@@ -46,23 +54,27 @@ _WIDE_FORMAT = re.compile(r"\d{4}|%[^a-zA-Z]*\*|\{[^{}]*\{")
 
 
 class Budget:
-    """Steps, time and output of one rendering. Raises TemplateLimit."""
+    """Steps, time and sizes of one rendering. Raises TemplateLimit."""
 
-    __slots__ = ("_deadline", "_left", "_output")
+    __slots__ = ("_deadline", "_given", "_left", "_made", "_output")
 
     def __init__(self) -> None:
-        self.start()
+        self.start(())
 
-    def start(self) -> None:
+    def start(self, given: Iterable[Any]) -> None:
+        """For one rendering, of values that its caller vouches for: they are weighed once."""
         self._left = MAX_STEPS
-        self._output = 0
-        self._deadline = time.monotonic() + MAX_SECONDS
+        self._output = self._made = 0
+        self._deadline = time.thread_time() + MAX_SECONDS
+        self._given: dict[int, int] = {}
+        for value in given:
+            self._weigh_given(value)
 
-    def step(self) -> None:
-        self._left -= 1
+    def step(self, count: int = 1) -> None:
+        self._left -= count
         if self._left < 0:
             raise TemplateLimit(f"the chat template took more than {MAX_STEPS} steps")
-        if time.monotonic() > self._deadline:
+        if time.thread_time() > self._deadline:
             raise TemplateLimit(f"the chat template took more than {MAX_SECONDS:g} seconds")
 
     def produce(self, characters: int) -> None:
@@ -70,18 +82,77 @@ class Budget:
         if self._output > MAX_SIZE:
             raise TemplateLimit(f"the chat template wrote more than {MAX_SIZE} characters")
 
+    def checked(self, value: Any) -> Any:
+        """The value, unless it is too large to go on with."""
+        if isinstance(value, str):
+            self._made += len(value)
+            if len(value) > MAX_SIZE:
+                raise TemplateLimit(f"the chat template builds a text of {len(value)} characters")
+            if self._made > MAX_MADE:
+                raise TemplateLimit(f"the chat template builds texts of more than {MAX_MADE} characters")
+        elif isinstance(value, list | tuple | dict):
+            if len(value) > MAX_ITEMS:
+                raise TemplateLimit(f"the chat template builds a sequence of {len(value)} items")
+            if self._weight(value) > MAX_WEIGHT:
+                raise TemplateLimit("the chat template builds a value that is too large")
+        elif isinstance(value, int) and abs(value) > MAX_NUMBER:
+            raise TemplateLimit("the chat template computes a number beyond 64 bits")
+        return value
 
-def _sized(value: Any) -> Any:
-    """The value, unless it is too large to go on with."""
-    if isinstance(value, str):
-        if len(value) > MAX_SIZE:
-            raise TemplateLimit(f"the chat template builds a text of {len(value)} characters")
-    elif isinstance(value, list | tuple):
-        if len(value) > MAX_ITEMS:
-            raise TemplateLimit(f"the chat template builds a sequence of {len(value)} items")
-    elif isinstance(value, int) and abs(value) > MAX_NUMBER:
-        raise TemplateLimit("the chat template computes a number beyond 64 bits")
-    return value
+    def _weigh_given(self, value: Any) -> int:
+        if isinstance(value, str):
+            return 1 + len(value)
+        weight = 1
+        if isinstance(value, list | tuple | dict):
+            for item in value.values() if isinstance(value, dict) else value:
+                weight += self._weigh_given(item)
+            if isinstance(value, dict):
+                weight += sum(map(len, map(str, value)))
+            self._given[id(value)] = weight
+        return weight
+
+    def _weight(self, value: Any) -> int:
+        """Stops at a bound of its own, so that a value that passes it takes no time."""
+        weight = items = 0
+        waiting = [value]
+        while waiting:
+            one = waiting.pop()
+            items += 1
+            known = self._given.get(id(one))
+            if known is not None:
+                weight += known
+            elif isinstance(one, str):
+                weight += 1 + len(one)
+            elif isinstance(one, _Growing):
+                weight += MAX_GROWING * 16
+            elif isinstance(one, dict):
+                waiting += one.values()
+                waiting += one
+            elif isinstance(one, list | tuple):
+                waiting += one
+            if len(waiting) + items > MAX_ITEMS:
+                return MAX_WEIGHT + 1
+        self.step(items >> 6)
+        return weight + items
+
+
+class _Growing(list["Any"]):
+    """A list that was written empty: the only one that a template may change. Holds texts and numbers only, so
+    that none can be put into another while it is small."""
+
+    def append(self, value: Any) -> None:
+        if not isinstance(value, str | int | float | None) or (isinstance(value, str) and len(value) > 4096):
+            raise SecurityError("only short texts and numbers can be appended to a list")
+        if len(self) >= MAX_GROWING:
+            raise TemplateLimit(f"the chat template appends more than {MAX_GROWING} items")
+        super().append(value)
+
+
+class _Namespace(Namespace):
+    """Is written by its name: what it holds may hold it again."""
+
+    def __repr__(self) -> str:
+        return "<Namespace>"
 
 
 def _check_replace(text: str, old: str, new: str) -> None:
@@ -107,6 +178,8 @@ class _Environment(ImmutableSandboxedEnvironment):
 
     def call(self, context: Any, function: Any, /, *args: Any, **kwargs: Any) -> Any:
         self.budget.step()
+        # What a macro is given it can pass on together, so it is weighed together.
+        self.budget.checked([*args, *kwargs.values()])
         owner = getattr(function, "__self__", None)
         if isinstance(owner, str):
             name = getattr(function, "__name__", "")
@@ -116,7 +189,7 @@ class _Environment(ImmutableSandboxedEnvironment):
                 _check_replace(owner, args[0], args[1])
             elif name == "join" and len(args) == 1:
                 args = (_joinable(args[0], owner),)
-        return _sized(super().call(context, function, *args, **kwargs))
+        return self.budget.checked(super().call(context, function, *args, **kwargs))
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         self.budget.step()
@@ -131,7 +204,12 @@ class _Environment(ImmutableSandboxedEnvironment):
                 raise TemplateLimit("the chat template computes a number beyond 64 bits")
         elif operator == "%" and isinstance(left, str) and _WIDE_FORMAT.search(left):
             raise SecurityError("a format as wide as that is not available")
-        return _sized(super().call_binop(context, operator, left, right))
+        return self.budget.checked(super().call_binop(context, operator, left, right))
+
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        if isinstance(obj, _Growing) and attr in ("append", "pop"):
+            return True
+        return super().is_safe_attribute(obj, attr, value)
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
         text = getattr(value, "__self__", None)
@@ -141,18 +219,49 @@ class _Environment(ImmutableSandboxedEnvironment):
         return wrapped
 
     def _generate(self, source: nodes.Template, *args: Any, **kwargs: Any) -> str:
-        # Loops and `~` have no hook of their own, so they get a filter.
+        # Loops, `~` and literals have no hook of their own, so they get a filter.
         for loop in list(source.find_all(nodes.For)):
             loop.iter = self._filtered(loop.iter, "counted")
         for concatenation in list(source.find_all(nodes.Concat)):
             plain = nodes.Concat(concatenation.nodes, lineno=concatenation.lineno)
             concatenation.nodes = [self._filtered(plain, "sized")]
+        _wrap_literals(source)
         source.set_environment(self)
         return super()._generate(source, *args, **kwargs)
 
     @staticmethod
     def _filtered(node: Any, name: str) -> nodes.Filter:
         return nodes.Filter(node, name, [], [], None, None, lineno=node.lineno)
+
+
+def _wrap_literals(node: nodes.Node) -> None:
+    """Weigh lists, tuples and dictionaries where they are written; an empty list may grow."""
+    for name, value in node.iter_fields():
+        if isinstance(value, nodes.Node):
+            _wrap_literals(value)
+            setattr(node, name, _wrapped(value))
+        elif isinstance(value, list):
+            for index, item in enumerate(value):
+                if isinstance(item, nodes.Node):
+                    _wrap_literals(item)
+                    value[index] = _wrapped(item)
+
+
+def _wrapped(node: nodes.Node) -> nodes.Node:
+    if isinstance(node, nodes.List) and not node.items:
+        return _Environment._filtered(node, "growing")
+    if isinstance(node, nodes.Tuple) and node.ctx != "load":
+        return node  # the names that are assigned to
+    if isinstance(node, nodes.List | nodes.Tuple | nodes.Dict) and not all(
+        isinstance(item, nodes.Const | nodes.TemplateData)
+        for item in (
+            [part for pair in node.items for part in (pair.key, pair.value)]
+            if isinstance(node, nodes.Dict)
+            else node.items
+        )
+    ):
+        return _Environment._filtered(node, "sized")
+    return node
 
 
 class _Generation(Extension):
@@ -178,7 +287,21 @@ def _tojson(
 ) -> str:
     if indent is not None and not 0 <= indent <= 16:
         raise SecurityError("an indent as wide as that is not available")
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+        default=_listed,
+    )
+
+
+def _listed(value: object) -> list[Any]:
+    """What `map` and `select` give is no list yet."""
+    if isinstance(value, Generator):
+        return list(islice(value, MAX_ITEMS))
+    raise TypeError(f"{type(value).__name__} cannot be written as JSON")
 
 
 def _indent(text: str, width: int | str = 4, first: bool = False, blank: bool = False) -> str:
@@ -193,8 +316,20 @@ def _replace(text: Any, old: Any, new: Any, count: int = -1) -> str:
     return source.replace(old, new, count)
 
 
+def _round(value: Any, precision: int = 0, method: Any = "common") -> float:
+    if not -64 <= precision <= 64:
+        raise SecurityError("a precision as high as that is not available")
+    return do_round(value, precision, method)
+
+
 def _strftime_now(form: str) -> str:
+    if len(form) > 256:
+        raise SecurityError("a format as long as that is not available")
     return time.strftime(form)
+
+
+def _same(value: Any) -> Any:
+    return value
 
 
 def _range(*bounds: int) -> range:
@@ -217,7 +352,7 @@ def environment(budget: Budget) -> ImmutableSandboxedEnvironment:
         @functools.wraps(function)  # keeps what tells jinja2 to pass the context
         def run(*args: Any, **kwargs: Any) -> Any:
             budget.step()
-            return _sized(function(*args, **kwargs))
+            return budget.checked(function(*args, **kwargs))
 
         return run
 
@@ -225,18 +360,20 @@ def environment(budget: Budget) -> ImmutableSandboxedEnvironment:
 
     @functools.wraps(plain_join)
     def join(context: Any, value: Iterable[Any], d: str = "", attribute: Any = None) -> Any:
-        # With an attribute the items are not known yet; their number is bounded, and the result is checked.
+        # With an attribute the items are weighed with all that they hold, and the result is checked.
         return plain_join(context, value if attribute is not None else _joinable(value, d), d, attribute)
 
     result = _Environment(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
     result.budget = budget
     offered = {name: one for name, one in FILTERS.items() if name not in _NO_FILTERS}
-    offered |= {"tojson": _tojson, "indent": _indent, "replace": _replace, "join": join, "sized": _sized}
+    offered |= {"tojson": _tojson, "indent": _indent, "replace": _replace, "join": join, "round": _round}
+    offered |= {"sized": _same, "growing": _Growing}
     result.filters = {name: metered(one) for name, one in offered.items()}
     result.filters["counted"] = counted
-    result.globals = {name: DEFAULT_NAMESPACE[name] for name in ("dict", "cycler", "joiner", "namespace")}
+    result.globals = {name: DEFAULT_NAMESPACE[name] for name in ("dict", "cycler", "joiner")}
     result.globals |= {
         "range": _range,
+        "namespace": _Namespace,
         "raise_exception": _raise_exception,
         "strftime_now": _strftime_now,
     }

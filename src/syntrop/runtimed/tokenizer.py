@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Text to tokens and back, for the vocabulary that a GGUF file carries.
+"""Text to tokens and back, for the vocabulary that a model file carries.
 
-`load` picks the algorithm by `tokenizer.ggml.model`: byte-level BPE (`gpt2`, see `tokenizer_bpe`) or
-SentencePiece (`llama`, see `tokenizer_spm`). What both share is here: special tokens, begin and end tokens,
-the bytes of a token, and the decoder that never shows half a character.
+`load` picks the algorithm by `tokenizer.ggml.model`: byte-pair encoding (`gpt2`, `gemma4`, see
+`tokenizer_bpe`), SentencePiece (`llama`, see `tokenizer_spm`), WordPiece (`bert`, see `tokenizer_wordpiece`) or
+unigram (`t5`, see `tokenizer_unigram`); `load_json` reads the `tokenizer.json` that lies beside safetensors.
+What all share is here: special tokens, begin and end tokens, the bytes of a token, and the decoder that never
+shows half a character.
 
 Special tokens are found before anything else, at each place the longest one. Control tokens (a turn's start,
 a text's end) count only with `parse_special`; tokens that the vocabulary's author added as text always do.
@@ -13,6 +15,9 @@ from __future__ import annotations
 
 import codecs
 import re
+from array import array
+
+from syntrop.runtimed.vocabulary import Ids, Packed, Strings, pack_strings
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,11 +26,23 @@ if TYPE_CHECKING:
 UNDEFINED, NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(7)  # tokenizer.ggml.token_type
 
 # Tokens that end a turn or a text wherever they occur, in vocabularies that name only one of them as `eos`.
-_ENDS = frozenset(
-    ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>")
+_ENDS = (
+    "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>",
+    "<|return|>", "<|call|>", "<|calls|>", "<|flush|>", "</s>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "[e~[",
+    "<end_of_utterance>", "<eos>", "<turn|>", "<|tool_response>",
+    "<\uff5cend\u2581of\u2581sentence\uff5c>",
+)  # fmt: skip
+# … but for these, where all of the others are there too.
+_NO_ENDS = (
+    ("<|end|>", ("<|return|>", "<|call|>")),
+    ("<|end|>", ("<|calls|>", "<|flush|>")),
+    ("</s>", ("<|tool_response>",)),
 )
+# Control tokens that a reader of the text needs: they tell thoughts and calls of tools from the answer.
+_SHOWN = frozenset(("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>"))
 
 # The noncharacters, one of which marks text that must not be read as a special token.
+_BLANKS = re.compile(r"\s+")
 _MARKS = tuple(chr(code) for code in range(0xFDD0, 0xFDF0))
 
 
@@ -61,36 +78,44 @@ class _Specials:
 
 
 class Tokenizer:
-    """A vocabulary. Tokens are list indices; `types` and `texts` run parallel.
+    """A vocabulary. Tokens are indices of `texts` and `types`, which run parallel.
 
-    Subclasses give `_plain`, `_piece` and `_is_continued`.
+    `metadata` is a GGUF file's, its long arrays packed or not. Subclasses give `_plain` and `_piece`.
     """
 
     add_bos_default = False
+    add_eos_default = False
+    defaults: dict[str, int] = {}  # noqa: RUF012 — special tokens that a file need not name
 
     def __init__(self, metadata: dict[str, object]) -> None:
-        self.texts = _strings(metadata, "tokenizer.ggml.tokens")
-        types = metadata.get("tokenizer.ggml.token_type")
-        self.types: list[int] = types if isinstance(types, list) else [NORMAL] * len(self.texts)
-        if len(self.types) != len(self.texts) or not self.texts:
-            raise TokenizerError(f"{len(self.texts)} tokens, but {len(self.types)} token types")
-        self.ids = dict(zip(self.texts, range(len(self.texts)), strict=True))
+        self.texts = strings(metadata, "tokenizer.ggml.tokens")
+        self.ids = Ids(self.texts)
+        count = len(self.texts)
+        self.types = _types(metadata.get("tokenizer.ggml.token_type"), count)
+        if len(self.types) != count or not count:
+            raise TokenizerError(f"{count} tokens, but {len(self.types)} token types")
         self.bos = self._token(metadata, "bos")
         self.eos = self._token(metadata, "eos")
         self.unknown = self._token(metadata, "unknown")
         self.add_bos = bool(metadata.get("tokenizer.ggml.add_bos_token", self.add_bos_default))
-        self.add_eos = bool(metadata.get("tokenizer.ggml.add_eos_token", False))
+        self.add_eos = bool(metadata.get("tokenizer.ggml.add_eos_token", self.add_eos_default))
+        # What goes before and after a text, as the vocabulary asks.
+        self.prefix = [self.bos] if self.add_bos and self.bos is not None else []
+        self.suffix = [self.eos] if self.add_eos and self.eos is not None else []
         self.ends = frozenset(self._find_ends(metadata))
         self._pieces: dict[int, bytes] = {}
-        self._longest: int | None = None
-        control = {}
-        added = {}
-        for token, kind in enumerate(self.types):
-            if kind != NORMAL and (text := self.texts[token]):
-                if kind == USER_DEFINED:
-                    added[text] = token
-                elif kind in (CONTROL, UNKNOWN):
-                    control[text] = token
+        control: dict[str, int] = {}
+        added: dict[str, int] = {}
+        for token in _unusual(self.types):
+            kind = self.types[token]
+            if kind in (CONTROL, UNKNOWN, USER_DEFINED) and (text := self.texts[token]):
+                (added if kind == USER_DEFINED else control)[text] = token
+        self._set_specials(control, added)
+        # Special tokens that swallow the blanks before or after them.
+        self.strip_left: frozenset[int] = frozenset()
+        self.strip_right: frozenset[int] = frozenset()
+
+    def _set_specials(self, control: dict[str, int], added: dict[str, int]) -> None:
         self._control = _Specials(control)
         self._added = _Specials(added)
         self._every = _Specials(control | added)
@@ -98,7 +123,8 @@ class Tokenizer:
     def _token(self, metadata: dict[str, object], name: str) -> int | None:
         token = metadata.get(f"tokenizer.ggml.{name}_token_id")
         if token is None:
-            return None
+            token = self.defaults.get(name)
+            return token if token is not None and token < len(self.texts) else None
         if not isinstance(token, int) or not 0 <= token < len(self.texts):
             raise TokenizerError(f"the {name} token {token!r} is not in the vocabulary")
         return token
@@ -108,20 +134,27 @@ class Tokenizer:
             token = self._token(metadata, name)
             if token is not None:
                 yield token
+        found = {}
         for text in _ENDS:
             token = self.ids.get(text)
             if token is not None and self.types[token] in (CONTROL, USER_DEFINED):
-                yield token
+                found[text] = token
+        for text, others in _NO_ENDS:
+            if all(other in found for other in others):
+                found.pop(text, None)
+        yield from found.values()
 
     def __len__(self) -> int:
         return len(self.texts)
 
     @property
     def longest(self) -> int:
-        """Characters of the longest token: a text of n characters is at least n / longest tokens."""
-        if self._longest is None:
-            self._longest = max(map(len, self.texts))
-        return self._longest
+        """Characters of the longest token."""
+        return self.texts.longest
+
+    def at_least(self, characters: int) -> int:
+        """How many tokens a text of so many characters has at the least."""
+        return characters // self.longest
 
     def encode(
         self, text: str, *, add_special: bool = True, parse_special: bool = True, mark: str = ""
@@ -131,30 +164,32 @@ class Tokenizer:
         `add_special` adds the begin and end tokens that the vocabulary asks for, `parse_special` reads
         control tokens in the text. A `mark` (see `guard`) is taken out of the text after that.
         """
-        tokens: list[int] = []
-        if add_special and self.add_bos and self.bos is not None:
-            tokens.append(self.bos)
+        tokens = list(self.prefix) if add_special else []
         specials = self._every if parse_special else self._added
         at = 0
-        first = True
         for start, end in specials.find(text):
-            self._append_plain(tokens, text[at:start], mark, first or at > 0)
-            tokens.append(specials.ids[text[start:end]])
+            token = specials.ids[text[start:end]]
+            before = text[at : max(at, start)]
+            if token in self.strip_left:
+                before = before.rstrip()
+            self._append_plain(tokens, before, mark, at == 0)
+            tokens.append(token)
             at = end
-            first = False
-        self._append_plain(tokens, text[at:], mark, True)
-        if add_special and self.add_eos and self.eos is not None:
-            tokens.append(self.eos)
+            if token in self.strip_right and (blanks := _BLANKS.match(text, end)):
+                at = blanks.end()
+        self._append_plain(tokens, text[at:], mark, at == 0)
+        if add_special:
+            tokens += self.suffix
         return tokens
 
-    def _append_plain(self, tokens: list[int], text: str, mark: str, after_special: bool) -> None:
+    def _append_plain(self, tokens: list[int], text: str, mark: str, first: bool) -> None:
         if mark:
             text = text.replace(mark, "")
         if text:
-            tokens += self._plain(text, after_special)
+            tokens += self._plain(text, first)
 
-    def _plain(self, text: str, after_special: bool) -> list[int]:
-        """Tokens of a text without special tokens; `after_special` at the start and after each of them."""
+    def _plain(self, text: str, first: bool) -> list[int]:
+        """Tokens of a text without special tokens, from one of them to the next; `first` at the very start."""
         raise NotImplementedError
 
     def guard(self, texts: Sequence[str]) -> tuple[list[str], str]:
@@ -185,7 +220,11 @@ class Tokenizer:
         piece = self._pieces.get(token)
         if piece is None:
             kind = self.types[token]
-            piece = b"" if kind in (CONTROL, UNKNOWN, UNUSED) else self._piece(self.texts[token], kind)
+            text = self.texts[token]
+            if kind in (CONTROL, UNKNOWN, UNUSED):
+                piece = text.encode() if text in _SHOWN else b""
+            else:
+                piece = self._piece(text, kind)
             self._pieces[token] = piece
         return piece
 
@@ -220,21 +259,69 @@ def load(metadata: dict[str, object]) -> Tokenizer:
 
     model = metadata.get("tokenizer.ggml.model")
     try:
-        if model == "gpt2":
-            from syntrop.runtimed.tokenizer_bpe import BytePairTokenizer
+        if model in ("gpt2", "gemma4"):
+            from syntrop.runtimed import tokenizer_bpe
 
-            return BytePairTokenizer(metadata)
+            return tokenizer_bpe.load(metadata)
         if model == "llama":
             from syntrop.runtimed.tokenizer_spm import SentencePieceTokenizer
 
             return SentencePieceTokenizer(metadata)
+        if model == "bert":
+            from syntrop.runtimed.tokenizer_wordpiece import WordPieceTokenizer
+
+            return WordPieceTokenizer(metadata)
+        if model == "t5":
+            from syntrop.runtimed.tokenizer_unigram import UnigramTokenizer
+
+            return UnigramTokenizer(metadata)
     except UnknownFamily as error:
         raise TokenizerError(str(error)) from None
     raise TokenizerError(f"no support for tokenizer {model!r}" if model else "the file has no tokenizer")
 
 
-def _strings(metadata: dict[str, object], key: str) -> list[str]:
+def load_json(tokenizer: bytes, config: bytes | None = None) -> Tokenizer:
+    """The tokenizer of a `tokenizer.json` and of the `tokenizer_config.json` beside it. Raises TokenizerError."""
+    from syntrop.runtimed.tokenizer_json import load_json as load_it
+
+    return load_it(tokenizer, config)
+
+
+def strings(metadata: dict[str, object], key: str, separator: bytes = b"") -> Strings:
+    """An array of strings out of metadata; with a separator, of pairs. Raises TokenizerError."""
     value = metadata.get(key)
-    if not isinstance(value, list) or (value and not isinstance(value[0], str)):
+    if isinstance(value, Strings):
+        return value
+    if isinstance(value, Packed):
+        return Strings(value.raw, value.count, separator)
+    if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
         raise TokenizerError(f"{key} is missing or no list of strings")
-    return value
+    return pack_strings(value, separator)
+
+
+def floats(metadata: dict[str, object], key: str, count: int) -> array[float]:
+    """An array of so many 32-bit floats. Raises TokenizerError."""
+    value = metadata.get(key)
+    if isinstance(value, list | array) and len(value) == count:
+        try:
+            return value if isinstance(value, array) and value.typecode == "f" else array("f", value)
+        except (TypeError, OverflowError):
+            pass
+    raise TokenizerError(f"{key} is missing or does not match the tokens")
+
+
+def _types(value: object, count: int) -> array[int]:
+    if value is None:
+        return array("i", [NORMAL]) * count
+    if isinstance(value, list | array):
+        try:
+            return value if isinstance(value, array) and value.typecode == "i" else array("i", value)
+        except (TypeError, OverflowError):
+            pass
+    raise TokenizerError("tokenizer.ggml.token_type is no list of types")
+
+
+def _unusual(types: array[int]) -> Iterator[int]:
+    """The tokens of another type than NORMAL: few, and found without a look at each."""
+    lowest_bytes = types.tobytes()[:: types.itemsize]
+    return (found.start() for found in re.finditer(rb"[^\x01]", lowest_bytes, re.DOTALL))

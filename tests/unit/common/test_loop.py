@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import _thread
 import gc
 import os
 import signal
@@ -376,6 +377,23 @@ def test_threads_are_bounded_and_errors_come_back() -> None:
         return most
 
     assert 1 < loop.run(main()) <= 8
+
+
+def test_a_thread_that_cannot_start_is_an_error_and_no_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    start = _thread.start_new_thread
+
+    def refuse(*_: object) -> int:
+        raise RuntimeError("can't start new thread")
+
+    async def main() -> None:
+        for _ in range(100):  # more often than there may be threads
+            monkeypatch.setattr(_thread, "start_new_thread", refuse)
+            with pytest.raises(MemoryError):
+                await loop.thread(int)
+            monkeypatch.setattr(_thread, "start_new_thread", start)
+        assert await loop.thread(int, "7") == 7
+
+    loop.run(main())
 
 
 def test_threadsafe_wakes_a_sleeping_loop() -> None:

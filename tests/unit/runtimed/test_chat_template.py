@@ -126,14 +126,36 @@ def test_what_templates_use(source: str, expected: str) -> None:
         "{% set many = ['a' * 1000000] * 100000 %}{{ many | join }}",
         "{% set many = ['a' * 1000000] * 100000 %}{{ ''.join(many) }}",
         "{% for i in range(1000) %}{{ 'a' * 1000000 }}{% endfor %}",
-        "{# " + "x" * (1 << 20) + " #}",
+        "{# " + "x" * (1 << 18) + " #}",
+        # A value that holds itself twice takes no memory, but is written and compared for ever.
+        "{% set ns = namespace(x=['a']) %}{% for i in range(60) %}{% set ns.x = [ns.x, ns.x] %}{% endfor %}"
+        "{{ ns.x }}",
+        "{% set ns = namespace(x='a') %}{% for i in range(60) %}{% set ns.x = (ns.x, ns.x) %}{% endfor %}"
+        "{{ ns.x | tojson }}",
+        "{% set ns = namespace(x={}) %}{% for i in range(60) %}{% set ns.x = {1: ns.x, 2: ns.x} %}{% endfor %}",
+        "{% set ns = namespace(x=[], y=[]) %}{% for i in range(60) %}{% set ns.x = [ns.x] * 2 %}"
+        "{% set ns.y = ns.y + [ns.y, ns.y] %}{% endfor %}{{ ns.x == ns.y }}",
+        "{% set ns = namespace(x={}) %}{% for i in range(60) %}{% set ns.x = dict(a=ns.x, b=ns.x) %}{% endfor %}",
+        "{% macro f(n, x, y) %}{% if n %}{{ f(n - 1, [x, y], [x, y]) }}{% else %}{{ x }}{% endif %}{% endmacro %}"
+        "{{ f(60, 'a', 'b') }}",
+        "{% macro f(n) %}{% if n %}{{ f(n - 1, varargs, varargs) }}{% endif %}{{ varargs }}{% endmacro %}"
+        "{{ f(60, 'a', 'b') }}",
+        "{% set l = [] %}{% for i in range(100000) %}{% set _ = l.append('a') %}{% endfor %}",
+        "{% set l = [] %}{% set m = [l] * 1000 %}{% for i in range(4000) %}{% set _ = l.append('a') %}{% endfor %}"
+        "{{ [m] * 1000 }}",
+        # Many texts that are each within the bound.
+        "{{ range(100000) | map('string') | map('replace', '1', 'a' * 1000000) | list | length }}",
+        "{% set big = 'a' * 10000000 %}" + "".join(f"{{% set a{i} = big ~ '{i}' %}}" for i in range(200)),
+        "{{ messages * 100000 | int }}{{ [messages * 1000] * 100000 }}",
+        "{{ (['a' * 1000] * 100000) | join('b' * 1000) }}",
+        "{{ [['a' * 100000] * 1000] | sum(start=[]) }}{{ (['a' * 100000] * 10000) | string }}",
     ],
 )
 def test_a_template_that_runs_away_is_stopped(source: str) -> None:
-    start = time.monotonic()
+    start = time.thread_time()
     with pytest.raises(TemplateLimit):
         render(source)
-    assert time.monotonic() - start < 6
+    assert time.thread_time() - start < 30  # two seconds and one operation
 
 
 @pytest.mark.parametrize(
@@ -157,6 +179,23 @@ def test_a_template_that_runs_away_is_stopped(source: str) -> None:
         "{{ no.such.thing }}",
         "{{ 1 / 0 }}",
         "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+        "{{ 1.5 | round(1000000000, 'ceil') }}",
+        "{{ strftime_now('%Y' * 1000000) }}",
+        "{% set l = [1] %}{{ l.append(2) }}",
+        "{% set l = [] %}{{ l.append(l) }}",
+        "{% set l = [] %}{{ l.append([]) }}",
+        "{% set l = [] %}{{ l.extend([1]) }}",
+        "{% set d = {} %}{{ d.update({'a': 1}) }}",
+        "{{ namespace.__init__.__globals__ }}{{ namespace().mro() }}",
+        "{{ messages.__class__.__base__.__subclasses__() }}",
+        "{{ (messages | map(attribute='__class__') | list)[0]() }}",
+        "{{ joiner.__call__.__globals__['os'] }}",
+        "{{ self.__init__.__globals__['x'] }}",
+        "{{ caller() }}",
+        "{{ '{0.__class__.__mro__}'.format('') }}",
+        "{{ 'a' % () % 'b'.encode }}{{ ''.join.__self__.__class__() }}",
+        "{{" + "(" * 5000 + "1" + ")" * 5000 + "}}",
+        "{% if true %}" * 200 + "{% endif %}" * 200,
         "{{",
         "{% for %}",
     ],
@@ -173,6 +212,10 @@ def test_what_is_not_offered_is_refused(source: str) -> None:
         "{{ self._TemplateReference__context }}",
         "{{ '{0.__class__}'.format(messages) }}",
         "{{ messages | attr('__class__') }}",
+        "{{ messages | map(attribute='__class__') | first }}",
+        "{{ cycler('a').__class__ }}",
+        "{{ (1).__class__ }}{{ [].__len__ }}",
+        "{{ namespace(a=1).__class__.__init__ }}",
     ],
 )
 def test_internals_are_nothing_to_a_template(source: str) -> None:
@@ -211,6 +254,98 @@ def test_messages_are_shaped_for_templates() -> None:
     assert [call["function"]["arguments"] for call in message["tool_calls"]] == [{"x": [1]}, "not json"]
 
 
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        # Takes a text only; takes parts only; takes both.
+        ("{% for m in messages %}{{ '<' + m.content + '>' }}{% endfor %}", "<a\nb>"),
+        ("{% for m in messages %}{% for p in m.content %}<{{ p.text }}>{% endfor %}{% endfor %}", "<a><b>"),
+        (
+            "{% for m in messages %}{% if m.content is string %}{{ m.content }}"
+            "{% else %}{{ m.content | map(attribute='text') | join('+') }}{% endif %}{% endfor %}",
+            "a+b",
+        ),
+        # Writes a list as Python does: meant for a text.
+        ("{% for m in messages %}{{ m.content }}{% endfor %}", "a\nb"),
+    ],
+)
+def test_parts_come_in_the_form_that_a_template_reads(source: str, expected: str) -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    assert render(source, [{"role": "user", "content": parts}]) == expected
+
+
+def test_a_text_becomes_a_part_where_only_parts_are_read() -> None:
+    source = "{% for m in messages %}{% for p in m.content %}<{{ p.text }}>{% endfor %}{% endfor %}"
+    assert render(source) == "<Hello>"
+
+
+CALLS = template_messages(
+    [
+        {"role": "user", "content": "q"},
+        {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [{"id": "call_1", "name": "f", "arguments": '{"x": "y"}'}],
+        },
+        {"role": "tool", "content": "r", "tool_call_id": "call_1"},
+    ]
+)
+EACH_CALL = "{% for m in messages %}{% for c in m.tool_calls or [] %}"
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        (EACH_CALL + "{{ c.function.arguments | tojson }}{% endfor %}{% endfor %}", '{"x": "y"}'),
+        (EACH_CALL + "{{ c.function.arguments }}{% endfor %}{% endfor %}", '{"x": "y"}'),
+        (EACH_CALL + "{{ '!' + c.function.arguments }}{% endfor %}{% endfor %}", '!{"x": "y"}'),
+        (EACH_CALL + "{{ c.function.arguments.items() | first | join('=') }}{% endfor %}{% endfor %}", "x=y"),
+        (EACH_CALL + "{{ m.content ~ c.function.arguments | tojson }}{% endfor %}{% endfor %}", '{"x": "y"}'),
+        (
+            EACH_CALL + "{% if c.id | length != 9 %}{{ raise_exception('nine') }}{% endif %}"
+            "{{ c.id == messages[-1].tool_call_id }}{{ c.function.arguments | tojson }}{% endfor %}{% endfor %}",
+            'True{"x": "y"}',
+        ),
+    ],
+)
+def test_calls_come_in_the_form_that_a_template_reads(source: str, expected: str) -> None:
+    assert render(source, CALLS) == expected
+    assert CALLS[1]["content"] is None  # what was given stays as it was
+    assert CALLS[1]["tool_calls"][0]["id"] == "call_1"
+
+
+def test_a_template_made_for_tools_needs_none() -> None:
+    source = "{% for tool in tools %}{{ tool.function.name }}{% endfor %}{{ messages[0].content }}"
+    assert render(source) == "Hello"
+    assert render(source, tools=[{"type": "function", "function": {"name": "f"}}]) == "fHello"
+
+
+def test_functions_and_the_date_for_templates_from_before_tools() -> None:
+    source = "{{ functions }}{{ datetime is string }}{{ messages[0].content }}"
+    assert render(source) == "[]TrueHello"
+    assert json.loads(render("{{ functions }}", tools=[{"function": {"name": "f"}}])) == [{"name": "f"}]
+
+
+def test_variables_reach_the_template() -> None:
+    source = "{{ enable_thinking }} {{ documents[0].title }} {{ add_generation_prompt }} {{ nonesuch is defined }}"
+    given = {"enable_thinking": False, "documents": [{"title": "T"}], "add_generation_prompt": False}
+    assert render(source, HELLO, **given) == "False T False False"
+
+
+def test_jinja_comes_with_the_first_conversation() -> None:
+    import subprocess
+    import sys
+
+    script = (
+        "import sys; from syntrop.runtimed.chat_template import ChatTemplate\n"
+        "template = ChatTemplate('{{ messages[0].content }}')\n"
+        "assert 'jinja2' not in sys.modules\n"
+        "assert template.render([{'role': 'user', 'content': 'a'}]) == 'a'\n"
+        "assert 'jinja2' in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
 # --- prompts ----------------------------------------------------------------------------------------------------
 
 
@@ -243,8 +378,8 @@ def test_a_prompt_beyond_the_context_is_never_cut(smollm2_path: Path) -> None:
     with pytest.raises(PromptTooLong) as caught:
         text_tokens(tokenizer, exact, count)
     assert (caught.value.requested, caught.value.most) == (count + 1, count)
-    start = time.monotonic()
+    start = time.thread_time()
     with pytest.raises(PromptTooLong) as caught:
         text_tokens(tokenizer, "a" * 50_000_000, 8192)
     assert caught.value.requested > 8192
-    assert time.monotonic() - start < 1  # not counted token by token
+    assert time.thread_time() - start < 2  # not counted token by token

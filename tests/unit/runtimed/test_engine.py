@@ -16,6 +16,7 @@ from syntrop.common import loop
 from syntrop.runtimed import tokenizer as tokenizers
 from syntrop.runtimed.engine import Engine, Generation, GenerationError, Overloaded, Result
 from syntrop.runtimed.model.errors import NoMemory
+from syntrop.runtimed.model.kv import Budget
 from syntrop.runtimed.sampler import Sampling
 from syntrop.runtimed.tokenizer import CONTROL, NORMAL, Tokenizer
 from syntrop.runtimed.tokenizer_bpe import BYTE_TO_CHAR
@@ -45,11 +46,35 @@ class FakeSequence:
         self.closed = False
 
     @property
+    def length(self) -> int:
+        return len(self.tokens)
+
+    @property
     def kv_bytes(self) -> int:
         return len(self.tokens)
 
+    def adopt(self, tokens: list[int]) -> int:
+        return 0
+
+    def reserve(self, length: int) -> None:
+        assert length <= self.max_tokens
+
     def close(self) -> None:
         self.closed = True
+
+
+class FakePool:
+    """Room for everything."""
+
+    def __init__(self) -> None:
+        self.budget = Budget()
+        self.room = self.budget.limit
+
+    def cost(self, tokens: int) -> int:
+        return tokens
+
+    def fits(self, tokens: int) -> bool:
+        return True
 
 
 class FakeModel:
@@ -58,6 +83,7 @@ class FakeModel:
     def __init__(self, follow: Callable[[list[int]], int], context: int = 1000) -> None:
         self.follow = follow
         self.context = context
+        self.kv = FakePool()
         self.gate: threading.Semaphore | None = None
         self.steps: list[list[int]] = []  # tokens of each piece
         self.sequences: list[FakeSequence] = []

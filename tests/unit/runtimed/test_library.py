@@ -19,6 +19,7 @@ from syntrop.common.varlink.server import Call, Identity, Server
 from syntrop.runtimed import library as libraries
 from syntrop.runtimed.library import MODEL, CannotLoad, Library, NoRoom, NoSuchModel
 from syntrop.runtimed.loading import Loaded, LoadError
+from syntrop.runtimed.processors import cores
 
 
 class Store:
@@ -58,6 +59,10 @@ class FakeModel:
         self.memory_bytes = 1000
         self.level = "scalar"
         self.closed = False
+        self.threads = 0
+
+    def set_threads(self, threads: int) -> None:
+        self.threads = threads
 
     def close(self) -> None:
         self.closed = True
@@ -92,10 +97,9 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Digests in the order in which they were loaded; `bad` among the names cannot be."""
     done: list[str] = []
 
-    def load(
-        fd: int, size: int, identifier: str, digest: str, threads: int, level: str, context_max: int
-    ) -> Loaded:
-        os.close(fd)
+    def load(files: Any, identifier: str, digest: str, threads: int, level: str, context_max: int) -> Loaded:
+        for handle, _ in files.values():
+            os.close(handle)
         if digest == "sha256:bad":
             raise LoadError(f"{identifier} is broken")
         done.append(digest)
@@ -108,7 +112,7 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 Body = Callable[[Library, Store, Busy], Coroutine[Any, Any, None]]
 
 
-def run(root: Path, body: Body, models_max: int = 2) -> None:
+def run(root: Path, body: Body, models_max: int = 2, memory_max: int = 1 << 40) -> None:
     async def serve(listener: socket.socket, server: Server) -> None:
         while True:
             await loop.readable(listener.fileno())
@@ -125,8 +129,10 @@ def run(root: Path, body: Body, models_max: int = 2) -> None:
             listener.setblocking(False)
             server = Server(Identity("test", "store", "0", "http://localhost"), {MODEL: store})
             serving = loop.spawn(serve(listener, server))
-            library = Library(busy, threads=1, models_max=models_max, context_max=0, timeout=5.0)
-            with loop.deadline(10):
+            library = Library(
+                busy, threads=1, models_max=models_max, context_max=0, timeout=5.0, memory_max=memory_max
+            )
+            with loop.deadline(30):
                 await body(library, store, busy)
             assert busy.held == 0
             await loop.stop(serving)
@@ -208,6 +214,76 @@ def test_the_idle_model_used_longest_ago_makes_room(root: Path, loads: list[str]
         a.users -= 1
         await library.get("b:1")
         assert a.model.closed  # type: ignore[attr-defined]
+
+    run(root, body)
+
+
+def test_models_share_a_budget_and_the_idle_ones_make_room(root: Path, loads: list[str]) -> None:
+    async def body(library: Library, store: Store, busy: Busy) -> None:
+        a = await library.get("a")
+        await library.get("b:1")
+        assert library.budget.used == library.budget.weights == 2000
+        a.users += 1
+        await library.get("c:1")
+        assert [one.digest for one in library.loaded()] == ["sha256:aa", "sha256:cc"]
+        library.loaded()[1].users += 1
+        with pytest.raises(NoRoom, match=r"b:1 does not fit beside .* 1 bytes are wanted, 0 of the 2000"):
+            await library.get("b:1")
+        assert library.budget.used == 2000
+        for one in library.loaded():
+            one.users -= 1
+            await library.unload(one)
+        assert library.budget.used == 0
+
+    run(root, body, models_max=5, memory_max=2000)
+
+
+def test_what_turns_out_not_to_fit_goes_again(root: Path, loads: list[str]) -> None:
+    async def body(library: Library, store: Store, busy: Busy) -> None:
+        for _ in range(2):
+            with pytest.raises(NoRoom, match="1000 bytes are wanted"):
+                await library.get("a")
+        assert library.loaded() == []
+        assert library.budget.used == 0
+
+    run(root, body, memory_max=999)
+
+
+def test_a_broken_model_takes_nothing(root: Path, loads: list[str]) -> None:
+    async def body(library: Library, store: Store, busy: Busy) -> None:
+        store.names["bad:1"] = "sha256:bad"
+        descriptors = len(os.listdir("/proc/self/fd"))
+        with pytest.raises(CannotLoad):
+            await library.get("bad:1")
+        assert library.budget.used == 0
+        while len(os.listdir("/proc/self/fd")) > descriptors:  # the store's side of the connection
+            await loop.sleep(0.001)
+
+    run(root, body)
+
+
+def test_a_model_that_goes_before_its_caller_runs_is_loaded_again(root: Path, loads: list[str]) -> None:
+    async def body(library: Library, store: Store, busy: Busy) -> None:
+        async def evict() -> None:
+            while not library.loaded():
+                await loop.sleep(0)
+            await library.unload(library.loaded()[0])
+
+        evicting = loop.spawn(evict())
+        model = await library.get("a")
+        assert not model.model.closed
+        await evicting
+
+    run(root, body)
+
+
+def test_threads_change_while_models_are_loaded(root: Path, loads: list[str]) -> None:
+    async def body(library: Library, store: Store, busy: Busy) -> None:
+        model = await library.get("a")
+        library.set_threads(3)
+        assert model.model.threads == 3
+        library.set_threads(0)
+        assert model.model.threads == cores()
 
     run(root, body)
 

@@ -13,7 +13,8 @@ import pytest
 
 from syntrop.common.gguf import parse
 from syntrop.runtimed.model.errors import BadRequest, BrokenModel, ModelError, UnsupportedModel
-from syntrop.runtimed.model.llama import MAX_BATCH, MAX_LOGITS, LlamaModel, Piece, Sequence, ffi, levels
+from syntrop.runtimed.model.kv import Sequence
+from syntrop.runtimed.model.llama import MAX_BATCH, MAX_LOGITS, LlamaModel, Piece, ffi, levels
 from syntrop.runtimed.reference import ReferenceModel
 
 _spec = importlib.util.spec_from_file_location("tinymodel_l", Path(__file__).with_name("tinymodel.py"))
@@ -150,11 +151,11 @@ def test_truncation_forgets_and_gives_blocks_back() -> None:
     sequence = model.sequence(64)
     assert sequence.kv_bytes == 0
     expected = row(model, model.forward(sequence, TOKENS[:20]))
-    assert sequence.kv_bytes == 2 * model.block_bytes
+    assert sequence.kv_bytes == 2 * model.kv.block_bytes
     model.forward(sequence, TOKENS[20:50])
-    assert sequence.kv_bytes == 4 * model.block_bytes
+    assert sequence.kv_bytes == 4 * model.kv.block_bytes
     sequence.truncate(19)
-    assert (sequence.length, sequence.kv_bytes) == (19, 2 * model.block_bytes)
+    assert (sequence.length, sequence.kv_bytes) == (19, 2 * model.kv.block_bytes)
     np.testing.assert_allclose(row(model, model.forward(sequence, TOKENS[19:20])), expected, atol=1e-5)
     sequence.truncate(0)
     assert sequence.kv_bytes == 0
@@ -269,7 +270,7 @@ def test_memory_and_parameters_are_told() -> None:
     assert model.parameter_count == sum(int(np.prod(shape)) for _, shape, _ in tiny.tensors.values())
     assert model.memory_bytes > sum(len(data) for _, _, data in tiny.tensors.values())
     # layers × KV heads × (keys, values) × head × tokens of a block × bytes
-    assert model.block_bytes == 2 * 2 * 2 * 32 * 16 * 2
+    assert model.kv.block_bytes == 2 * 2 * 2 * 32 * 16 * 2
     model.close()
 
 
@@ -286,7 +287,8 @@ BROKEN: dict[str, tuple[str, Any, type[ModelError], str]] = {
     "head too wide": ("llama.attention.key_length", 512, BrokenModel, "llama.attention.key_length"),
     "odd rotation": ("llama.rope.dimension_count", 31, BrokenModel, "llama.rope.dimension_count"),
     "rotation too wide": ("llama.rope.dimension_count", 64, BrokenModel, "llama.rope.dimension_count"),
-    "yarn": ("llama.rope.scaling.type", "yarn", UnsupportedModel, "llama.rope.scaling.type"),
+    "another stretch": ("llama.rope.scaling.type", "dynamic", UnsupportedModel, "llama.rope.scaling.type"),
+    "a key that nobody reads": ("llama.swin_norm", 1, UnsupportedModel, "llama.swin_norm"),
     "experts": ("llama.expert_count", 8, UnsupportedModel, "llama.expert_count"),
     "no epsilon": (
         "llama.attention.layer_norm_rms_epsilon",
@@ -327,7 +329,7 @@ def test_missing_tensors_are_named(name: str) -> None:
 
 def test_tensors_that_would_be_ignored_are_refused() -> None:
     tiny = Tiny()
-    tiny.tensors["blk.0.attn_q.bias"] = (F32, (128,), bytes(512))
+    tiny.tensors["blk.0.attn_q.bias"] = (F32, (128,), bytes(512))  # qwen2 has one, llama has not
     with pytest.raises(UnsupportedModel) as caught:
         load(tiny.file())
     assert caught.value.subject == "blk.0.attn_q.bias"
@@ -339,7 +341,7 @@ def test_tensors_that_would_be_ignored_are_refused() -> None:
         ("blk.0.attn_q.weight", (F32, (64, 64), bytes(64 * 64 * 4)), BrokenModel),
         ("blk.0.attn_q.weight", (F32, (128, 64), bytes(64 * 128 * 4)), BrokenModel),
         ("blk.0.attn_q.weight", (F32, (64 * 128,), bytes(64 * 128 * 4)), BrokenModel),
-        ("blk.0.attn_q.weight", (6, (64, 128), bytes(64 * 128 // 32 * 22)), UnsupportedModel),
+        ("blk.0.attn_q.weight", (28, (64, 128), bytes(64 * 128 * 8)), UnsupportedModel),
         ("output_norm.weight", (Q8_0, (64,), bytes(68)), UnsupportedModel),
         ("token_embd.weight", (F32, (64,), bytes(256)), BrokenModel),
     ],

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from syntrop.runtimed._kernels import ffi
 
 from syntrop.runtimed import sampler_twin as twin
-from syntrop.runtimed.sampler import NoToken, Sampler, Sampling, SamplingError
+from syntrop.runtimed.sampler import NoToken, Sampler, Sampling, SamplingError, logprobs
 
 
 def row(values: np.ndarray) -> Any:
@@ -174,11 +174,15 @@ def test_nan_and_minus_infinity_are_never_chosen(temperature: float) -> None:
         ("top_k", 1 << 31),
         ("repetition_penalty", 0.0),
         ("presence_penalty", float("-inf")),
+        ("logit_bias", {0: 100.5}),
+        ("logit_bias", {0: float("nan")}),
+        ("logit_bias", {-1: 1.0}),
+        ("logit_bias", {1 << 31: 1.0}),
     ],
 )
-def test_parameters_out_of_range_are_named(name: str, value: float) -> None:
+def test_parameters_out_of_range_are_named(name: str, value: Any) -> None:
     with pytest.raises(SamplingError) as caught:
-        Sampling(**{name: value})  # type: ignore[arg-type]
+        Sampling(**{name: value})
     assert caught.value.parameter == name
 
 
@@ -193,3 +197,101 @@ def test_a_large_vocabulary_takes_little_time() -> None:
         sampler.sample(buffer)
         times.append(perf_counter() - start)
     assert sorted(times)[4] < 0.1  # a full sort in Python would take longer; measured 5 ms
+
+
+NUMBERS = st.one_of(
+    st.floats(-30, 30, width=32),
+    st.sampled_from([0.0, -0.0, 1.0, 1.0, float("-inf"), float("nan"), 3e38, -3e38, 1e-38]),
+)
+
+
+@given(data=st.data())
+@settings(max_examples=150, deadline=None, derandomize=True)  # where roundings differ, both are right
+def test_any_request_draws_what_the_twin_draws(data: st.DataObject) -> None:
+    """Every parameter at once, over several steps, with logits that repeat, vanish and overflow."""
+    n = data.draw(st.integers(1, 40))
+    tokens = st.integers(0, n - 1)
+    how = Sampling(
+        temperature=data.draw(st.sampled_from([0.0, 1e-3, 0.5, 1.0, 7.0])),
+        top_k=data.draw(st.integers(0, n + 2)),
+        top_p=data.draw(st.sampled_from([0.0, 0.3, 0.9, 1.0])),
+        min_p=data.draw(st.sampled_from([0.0, 0.05, 1.0])),
+        repetition_penalty=data.draw(st.sampled_from([1.0, 0.5, 1.7])),
+        presence_penalty=data.draw(st.sampled_from([0.0, 1.5, -2.0])),
+        frequency_penalty=data.draw(st.sampled_from([0.0, 0.25, -0.5])),
+        logit_bias=data.draw(st.dictionaries(tokens, st.sampled_from([-100.0, -1.0, 0.5, 100.0]), max_size=4)),
+        seed=data.draw(st.integers(1, (1 << 64) - 1)),
+    )
+    prompt = data.draw(st.lists(tokens, max_size=6))
+    sampler, generator = Sampler(n, how), twin.Generator(how.seed)
+    sampler.accept(prompt, generated=False)
+    made: list[int] = []
+    for _ in range(data.draw(st.integers(1, 5))):
+        values = np.array(data.draw(st.lists(NUMBERS, min_size=n, max_size=n)), dtype=np.float32)
+        buffer = row(values.copy())
+        with np.errstate(all="ignore"):
+            wanted = twin.penalized(values, how, prompt, made)
+        best = np.nanmax(wanted) if not np.isnan(wanted).all() else np.nan
+        if not np.isfinite(best):
+            with pytest.raises(NoToken):
+                sampler.sample(buffer)
+            return
+        clean = np.where(np.isnan(wanted), -np.inf, wanted).astype(np.float32)
+        token = sampler.sample(buffer)
+        weights = twin.distribution(clean, how)
+        assert weights[token] > 0
+        if how.temperature:
+            # The sums of both sides round apart: at the very edge of a token's share the neighbour is as right.
+            point = generator.draw() * weights.sum()
+            edge = np.cumsum(weights)
+            assert edge[token] - weights[token] <= point * (1 + 1e-6) and point <= edge[token] * (1 + 1e-6)
+        assert bytes(ffi.buffer(buffer)) == values.tobytes(), "the row is as it was"
+        sampler.accept([token], generated=True)
+        made.append(token)
+
+
+def test_biases_make_certain_and_impossible() -> None:
+    values = logits(200, 5)
+    best = int(np.argmax(values))
+    for temperature in (0.0, 1.0):
+        banned = Sampler(200, Sampling(temperature=temperature, seed=1, logit_bias={best: -100}))
+        chosen = Sampler(200, Sampling(temperature=temperature, seed=1, logit_bias={17: 100}))
+        for _ in range(50):
+            assert banned.sample(row(values)) != best
+            assert chosen.sample(row(values)) == 17
+    # A token that is only biased was not seen: the repetition penalty leaves it alone.
+    both = Sampler(3, Sampling(repetition_penalty=10.0, logit_bias={0: 0.5}))
+    assert both.sample(row(np.array([2.0, 2.2, 0.0], dtype=np.float32))) == 0
+
+
+@given(
+    values=st.lists(NUMBERS, min_size=1, max_size=60),
+    most=st.integers(0, 70),
+    token=st.integers(0, 59),
+)
+@settings(max_examples=120, deadline=None)
+def test_logprobs_are_the_twins(values: list[float], most: int, token: int) -> None:
+    array = np.array(values, dtype=np.float32)
+    token %= len(array)
+    if not np.isfinite(array[~np.isnan(array)].max(initial=-np.inf)):
+        with pytest.raises(NoToken):
+            logprobs(row(array), len(array), token, most)
+        return
+    with np.errstate(over="ignore"):
+        wanted = twin.logprobs(array).astype(np.float32)
+    got = logprobs(row(array), len(array), token, most)
+    np.testing.assert_allclose(got.logprob, wanted[token], rtol=1e-6, atol=1e-5)
+    clean = np.where(np.isnan(array), -np.inf, array)
+    order = [int(one) for one in np.lexsort((np.arange(len(array)), -clean)) if clean[one] > -np.inf][:most]
+    assert [one for one, _ in got.top] == order
+    np.testing.assert_allclose([value for _, value in got.top], wanted[order], rtol=1e-6, atol=1e-5)
+
+
+def test_logprobs_of_a_whole_vocabulary() -> None:
+    values = logits(49_152, 2)
+    got = logprobs(row(values), len(values), 7, 20)
+    wanted = twin.logprobs(values)
+    assert len(got.top) == 20 and got.top[0][0] == int(np.argmax(values))
+    assert abs(got.logprob - wanted[7]) < 1e-5
+    with pytest.raises(NoToken):
+        logprobs(row(values), len(values), len(values))

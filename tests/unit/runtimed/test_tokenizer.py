@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import mmap
 from pathlib import Path
-from time import perf_counter
+from time import thread_time
 from typing import Any
 
 import pytest
@@ -90,9 +90,9 @@ def test_special_tokens_are_parsed_only_on_request(name: str, real: dict[str, To
 def test_200_kilobytes_take_bounded_time(name: str, text: str, real: dict[str, Tokenizer]) -> None:
     tokenizer = real[name]
     text *= 200_000 // len(text)
-    start = perf_counter()
+    start = thread_time()
     tokens = tokenizer.encode(text)
-    assert perf_counter() - start < 15  # 1 s measured for the slowest; merging pair by pair would take hours
+    assert thread_time() - start < 15  # 1 s measured for the slowest; merging pair by pair would take hours
     assert tokens
 
 
@@ -101,9 +101,9 @@ def test_loading_is_quick(smollm2_path: Path) -> None:
     with open(smollm2_path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapping:
         metadata = gguf.parse(mapping).metadata
     for _ in range(3):
-        start = perf_counter()
+        start = thread_time()
         tokenizers.load(metadata)
-        times.append(perf_counter() - start)
+        times.append(thread_time() - start)
     assert min(times) < 0.2  # 25 ms measured
 
 
@@ -228,7 +228,7 @@ def test_the_space_prefix_comes_again_after_a_special_token() -> None:
     ("metadata", "reason"),
     [
         ({}, "no tokenizer"),
-        ({"tokenizer.ggml.model": "bert"}, "'bert'"),
+        ({"tokenizer.ggml.model": "rwkv"}, "'rwkv'"),
         ({"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "nonesuch"}, "'nonesuch'"),
         ({"tokenizer.ggml.model": "gpt2"}, "tokens"),
         ({"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.tokens": []}, "0 tokens"),

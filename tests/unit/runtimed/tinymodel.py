@@ -8,8 +8,32 @@ from typing import Any
 
 import numpy as np
 
-F32, F16, Q4_0, Q4_1, Q8_0, BF16 = 0, 1, 2, 3, 8, 30
-TYPES = {"F32": F32, "F16": F16, "BF16": BF16, "Q4_0": Q4_0, "Q4_1": Q4_1, "Q8_0": Q8_0}
+F32, F16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, BF16 = 0, 1, 2, 3, 6, 7, 8, 30
+Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS = 10, 11, 12, 13, 14, 20, 23
+TYPES = {
+    "F32": F32, "F16": F16, "BF16": BF16, "Q4_0": Q4_0, "Q4_1": Q4_1, "Q5_0": Q5_0, "Q5_1": Q5_1, "Q8_0": Q8_0,
+    "IQ4_NL": IQ4_NL,
+}  # fmt: skip
+# Rows are whole blocks of 256.
+WIDE_TYPES = {"Q2_K": Q2_K, "Q3_K": Q3_K, "Q4_K": Q4_K, "Q5_K": Q5_K, "Q6_K": Q6_K, "IQ4_XS": IQ4_XS}
+ALL_TYPES = TYPES | WIDE_TYPES
+
+# Blocks of the quantised types: numbers, bytes, where the f16 scale is and (or -1) the f16 minimum, and what makes
+# random bytes of the rest numbers of unit variance (the divisor of the scale) and zero mean (minimum over scale).
+BLOCKS = {
+    Q4_0: (32, 18, 0, -1, 4.6, 0.0),
+    Q4_1: (32, 20, 0, 2, 4.6, -7.5),
+    Q5_0: (32, 22, 0, -1, 9.2, 0.0),
+    Q5_1: (32, 24, 0, 2, 9.2, -15.5),
+    Q8_0: (32, 34, 0, -1, 74.0, 0.0),
+    IQ4_NL: (32, 18, 0, -1, 72.0, 0.0),
+    Q2_K: (256, 84, 80, 82, 12.0, 1.5),
+    Q3_K: (256, 110, 108, -1, 43.0, 0.0),
+    Q4_K: (256, 144, 0, 2, 215.0, 7.5),
+    Q5_K: (256, 176, 0, 2, 430.0, 15.5),
+    Q6_K: (256, 210, 208, -1, 1370.0, 0.0),
+    IQ4_XS: (256, 136, 0, -1, 1330.0, 0.0),
+}
 
 
 def encode(rng: np.random.Generator, type: int, rows: int, cols: int) -> bytes:
@@ -22,15 +46,14 @@ def encode(rng: np.random.Generator, type: int, rows: int, cols: int) -> bytes:
         if type == F16:
             return values.astype(np.float16).tobytes()
         return (values.view(np.uint32) >> 16).astype(np.uint16).tobytes()
-    blocks = rows * cols // 32
-    codes = rng.integers(0, 256, (blocks, 32 if type == Q8_0 else 16), dtype=np.uint8)
-    step = size / (74 if type == Q8_0 else 4.6)
-    scale = (rng.uniform(0.5, 1.5, (blocks, 1)) * step).astype(np.float16)
-    parts = [scale.view(np.uint8)]
-    if type == Q4_1:
-        minimum = scale.astype(np.float32) * -rng.uniform(6.5, 8.5, (blocks, 1))
-        parts.append(minimum.astype(np.float16).view(np.uint8))
-    return np.concatenate([*parts, codes], axis=1).tobytes()
+    numbers, nbytes, at, minimum_at, divisor, ratio = BLOCKS[type]
+    blocks = rng.integers(0, 256, (rows * cols // numbers, nbytes), dtype=np.uint8)
+    scale = (rng.uniform(0.5, 1.5, (len(blocks), 1)) * size / divisor).astype(np.float16)
+    blocks[:, at : at + 2] = scale.view(np.uint8)
+    if minimum_at >= 0:
+        minimum = scale.astype(np.float32) * ratio * rng.uniform(0.9, 1.1, (len(blocks), 1))
+        blocks[:, minimum_at : minimum_at + 2] = minimum.astype(np.float16).view(np.uint8)
+    return blocks.tobytes()
 
 
 def _string(text: str) -> bytes:
@@ -40,6 +63,8 @@ def _string(text: str) -> bytes:
 def _value(value: Any) -> bytes:
     if isinstance(value, str):
         return struct.pack("<I", 8) + _string(value)
+    if isinstance(value, list) and value and isinstance(value[0], str):
+        return struct.pack("<IIQ", 9, 8, len(value)) + b"".join(map(_string, value))
     if isinstance(value, list):
         return struct.pack("<IIQ", 9, 4, len(value)) + struct.pack(f"<{len(value)}I", *value)
     if isinstance(value, float):

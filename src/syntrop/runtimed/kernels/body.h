@@ -7,10 +7,13 @@
  *   larger, narrow        the maximum of two registers; VL small int32 to bytes in memory;
  *   sum, largest, sum_int over the lanes of a register;
  *   QK_ROWS, PV_ROWS, PV_VECS  the register tile of attention;
- *   matmul_quantized      the kernel of the quantised types, the reason why levels exist.
+ *   store_codes           a block's 32 codes of 15 bits to the words that the level's tiles multiply;
+ *   expanded, expand, tile, and perhaps few: the kernel of the quantised types, the reason why levels exist.
  */
 
+#ifndef INLINE
 #define INLINE static inline __attribute__((always_inline))
+#endif
 
 typedef vf vf_any __attribute__((aligned(4), may_alias));
 typedef uint16_t vh __attribute__((vector_size(2 * VL)));
@@ -91,35 +94,63 @@ static void body_norm(const float *x, const float *weight, int32_t n, float eps,
         out[i] = x[i] * scale * weight[i];
 }
 
+/* Word `word` of a block for one token; lanes tokens stand side by side. */
+INLINE void store_word(int8_t *q, size_t lanes, size_t word, uint32_t value)
+{
+    memcpy(q + word * lanes * 4, &value, 4);
+}
+
+#ifndef PLANES
+/* Pairs of codes: words 2j and 2j + 1 hold columns 4j, 4j + 2 and 4j + 1, 4j + 3. */
+INLINE void store_codes(int8_t *q, size_t lanes, const vi *code)
+{
+    int32_t c[QBLOCK];
+    memcpy(c, code, sizeof c);
+    for (size_t w = 0; w < QBLOCK / 2; w++) {
+        const int32_t *pair = c + w / 2 * 4 + w % 2;
+        store_word(q, lanes, w, (uint32_t)(pair[0] & 0xffff) | (uint32_t)pair[2] << 16);
+    }
+}
+#else
+/* Two planes of bytes: words 0..7 have the high parts of four columns each, words 8..15 the low ones. */
+INLINE void store_codes(int8_t *q, size_t lanes, const vi *code)
+{
+    uint32_t words[QBLOCK / 2];
+    for (int i = 0; i < QBLOCK / VL; i++) {
+        vi upper = (code[i] + (1 << (ACT_SHIFT - 1))) >> ACT_SHIFT;
+        narrow((int8_t *)words + i * VL, upper);
+        narrow((int8_t *)words + QBLOCK + i * VL, code[i] - (upper << ACT_SHIFT));
+    }
+    for (size_t w = 0; w < QBLOCK / 2; w++)
+        store_word(q, lanes, w, words[w]);
+}
+#endif
+
 static void body_quantize(const float *x, int32_t n, sy_acts *a, int32_t t, int32_t block)
 {
     size_t lanes = (size_t)a->lanes, group = (size_t)t / lanes * (size_t)a->blocks, lane = (size_t)t % lanes;
     for (int32_t b = 0; b < n / QBLOCK; b++, x += QBLOCK) {
-        size_t at = group + (size_t)(block + b);
+        size_t at = group + (size_t)(block + b), sums = at * SUMS * lanes + lane;
         vf top = {0};
         for (int i = 0; i < QBLOCK; i += VL)
             top = larger(magnitude(load(x + i)), top);
         float d = largest(top) / ACT_MAX, inverse = d > 0 ? 1.0f / d : 0.0f;
-        int8_t high[QBLOCK], low[QBLOCK];
-        vi total = {0};
-        for (int i = 0; i < QBLOCK; i += VL) {
+        vi code[QBLOCK / VL], half[2] = {{0}, {0}};
+        for (int i = 0; i < QBLOCK / VL; i++) {
             /* In range by arithmetic, but for what NaN and infinity lead to: `larger` takes its second side then. */
-            vf scaled = larger(load(x + i) * inverse, splat(-ACT_MAX));
-            vi code = round_int(-larger(-scaled, splat(-ACT_MAX)));
-            vi upper = (code + (1 << (ACT_SHIFT - 1))) >> ACT_SHIFT;
-            narrow(high + i, upper);
-            narrow(low + i, code - (upper << ACT_SHIFT));
-            total += code;
+            vf scaled = larger(load(x + i * VL) * inverse, splat(-ACT_MAX));
+            code[i] = round_int(-larger(-scaled, splat(-ACT_MAX)));
+            half[i * VL / 16] += code[i];
         }
-        int32_t codesum = sum_int(total);
-        int8_t *q = a->q + at * 2 * QBLOCK * lanes + lane * 4;
-        for (size_t i = 0; i < QBLOCK / 4; i++) {
-            memcpy(q + i * lanes * 4, high + i * 4, 4);
-            memcpy(q + (QBLOCK + i * 4) * lanes, low + i * 4, 4);
-        }
+        store_codes(a->q + at * 2 * QBLOCK * lanes + lane * 4, lanes, code);
+        int32_t first = sum_int(half[0]), second = sum_int(half[1]);
         a->d[at * lanes + lane] = d;
-        a->s[at * lanes + lane] = d * (float)codesum;
-        a->neg[at * lanes + lane] = -codesum;
+        a->s[sums] = d * (float)(first + second);
+        a->s[sums + lanes] = d * (float)first;
+        a->s[sums + 2 * lanes] = d * (float)second;
+        a->neg[sums] = -first - second;
+        a->neg[sums + lanes] = -first;
+        a->neg[sums + 2 * lanes] = -second;
     }
 }
 
@@ -131,12 +162,32 @@ static void body_silu_mul(float *gate, const float *up, int32_t n)
     }
 }
 
+/* g/2 · (1 + tanh z) = g / (1 + e^-2z), where z is √(2/π) · (g + 0.044715 g³). */
+static void body_gelu_mul(float *gate, const float *up, int32_t n)
+{
+    for (int32_t i = 0; i < n; i += VL) {
+        vf g = load(gate + i);
+        vf z = g * (1.5957691216f + 0.0713548163f * g * g); /* 2z */
+        store(gate + i, g / (1.0f + vexp(-z)) * load(up + i));
+    }
+}
+
 static void body_rotate(float *x, const float *cos_sin, int32_t pairs)
 {
     for (int32_t i = 0; i < pairs; i++) {
         float c = cos_sin[2 * i], s = cos_sin[2 * i + 1], a = x[2 * i], b = x[2 * i + 1];
         x[2 * i] = a * c - b * s;
         x[2 * i + 1] = a * s + b * c;
+    }
+}
+
+/* Column i with column i + pairs; cosine and sine lie side by side, as above. */
+static void body_rotate_halves(float *x, const float *cos_sin, int32_t pairs)
+{
+    for (int32_t i = 0; i < pairs; i++) {
+        float c = cos_sin[2 * i], s = cos_sin[2 * i + 1], a = x[i], b = x[i + pairs];
+        x[i] = a * c - b * s;
+        x[i + pairs] = a * s + b * c;
     }
 }
 
@@ -220,6 +271,8 @@ INLINE void attend_typed(const sy_attend *a, const int f32)
     float top[ATTEND_ROWS], total[ATTEND_ROWS];
     int32_t rows = a->tokens * a->heads, padded = (rows + QK_ROWS / 2 - 1) / (QK_ROWS / 2) * (QK_ROWS / 2);
     int32_t length = a->first + a->tokens;
+    int32_t behind = a->window && a->first >= a->window ? a->first - a->window + 1 : 0; /* nobody sees these */
+    int32_t begin = behind / SY_BLOCK * SY_BLOCK;
 
     for (int32_t r = 0; r < padded; r++) {
         if (r < rows) {
@@ -235,7 +288,7 @@ INLINE void attend_typed(const sy_attend *a, const int f32)
         memset(o + r * MAX_HEAD, 0, (size_t)a->head_pad * 4);
     }
 
-    for (int32_t start = 0; start < length; start += CHUNK) {
+    for (int32_t start = begin; start < length; start += CHUNK) {
         int32_t count = length - start < CHUNK ? length - start : CHUNK;
         int32_t blocks = (count + SY_BLOCK - 1) / SY_BLOCK;
         const uint8_t *values[CHUNK / SY_BLOCK];
@@ -254,11 +307,14 @@ INLINE void attend_typed(const sy_attend *a, const int f32)
             int32_t seen = r < rows ? a->first + r / a->heads + 1 - start : count;
             for (int32_t t = seen < 0 ? 0 : seen; t < blocks * SY_BLOCK; t++)
                 row[t] = -__builtin_inff();
+            int32_t unseen = a->window && r < rows ? seen - a->window : 0;
+            for (int32_t t = 0; t < unseen && t < blocks * SY_BLOCK; t++)
+                row[t] = -__builtin_inff();
             vf peak = splat(top[r]);
             for (int32_t t = 0; t < blocks * SY_BLOCK; t += VL)
                 peak = larger(load(row + t), peak);
-            float now = largest(peak);
-            if (now == -__builtin_inff()) /* nothing seen: keep exp away from inf - inf */
+            float highest = largest(peak), now = highest;
+            if (now == -__builtin_inff()) /* nothing seen yet: keep exp away from inf - inf */
                 now = 0;
             vf mass = {0};
             for (int32_t t = 0; t < blocks * SY_BLOCK; t += VL) {
@@ -266,7 +322,7 @@ INLINE void attend_typed(const sy_attend *a, const int f32)
                 store(row + t, p);
                 mass += p;
             }
-            if (start) {
+            if (start > begin) {
                 float keep[VL];
                 store(keep, vexp(splat(top[r] - now)));
                 total[r] *= keep[0];
@@ -274,7 +330,7 @@ INLINE void attend_typed(const sy_attend *a, const int f32)
                     store(o + r * MAX_HEAD + d, load(o + r * MAX_HEAD + d) * keep[0]);
             }
             total[r] += sum(mass);
-            top[r] = now;
+            top[r] = highest;
         }
         for (int32_t r = 0; r < padded; r += PV_ROWS) {
             int32_t d = 0;
@@ -335,6 +391,64 @@ INLINE void float_tile(const uint8_t *w, const sy_acts *x, int32_t t, int32_t co
     }
 }
 
+/* Quantised weights: some blocks of the panel are expanded into what the tiles multiply, which serves all tokens
+   of a run; the sums of the run so far stay beside it in L1. A token's sum is one chain over the blocks, whatever
+   the company. */
+#define RUN 128 /* tokens */
+
+INLINE void add_part(float *out, size_t stride, const float (*part)[PANEL], int32_t tokens, int add)
+{
+    for (int32_t t = 0; t < tokens; t++, out += stride)
+        for (int r = 0; r < PANEL; r += VL)
+            store(out + r, add ? load(out + r) + load(part[t] + r) : load(part[t] + r));
+}
+
+INLINE void panel_typed(const uint8_t *w, const int type, const sy_acts *x, int32_t t0, int32_t t1, float *out,
+                        size_t stride, int add)
+{
+    const sy_kind k = sy_kind_of(type);
+    expanded e;
+    float part[RUN][PANEL] __attribute__((aligned(64)));
+#ifdef FEW
+    if (t1 - t0 <= FEW) {
+        few(w, k, x, t0, t1 - t0, part);
+        add_part(out, stride, part, t1 - t0, add);
+        return;
+    }
+#endif
+    /* Even pieces, of whole super blocks. */
+    int32_t pieces = (x->blocks + EXPANDED - 1) / EXPANDED;
+    int32_t size = ((x->blocks + pieces - 1) / pieces + SUPER - 1) / SUPER * SUPER;
+    for (; t0 < t1; t0 += RUN, out += RUN * stride) {
+        int32_t run = t1 - t0 < RUN ? t1 - t0 : RUN;
+        for (int32_t b = 0; b < x->blocks; b += size) {
+            int32_t count = x->blocks - b < size ? x->blocks - b : size;
+            expand(&e, w, type, b, count);
+            for (int32_t t = 0; t < run; t += TILE)
+                tile(&e, k, x, t0 + t, run - t, b, count, part + t);
+        }
+        add_part(out, stride, part, run, add);
+    }
+}
+
+#define PANEL_TYPED(type)                                                                                      \
+    static __attribute__((noinline)) void panel_##type(const uint8_t *w, const sy_acts *x, int32_t t0,          \
+                                                       int32_t t1, float *out, size_t stride, int add)         \
+    {                                                                                                          \
+        panel_typed(w, type, x, t0, t1, out, stride, add);                                                     \
+    }
+EACH_QUANT(PANEL_TYPED)
+
+static void matmul_quantized(const uint8_t *w, int type, const sy_acts *x, int32_t t0, int32_t t1, float *out,
+                             size_t stride, int add)
+{
+    switch (type) {
+#define PANEL_CASE(type)                                                                                       \
+    case type: panel_##type(w, x, t0, t1, out, stride, add); break;
+        EACH_QUANT(PANEL_CASE)
+    }
+}
+
 static void body_matmul(const sy_matrix *m, int32_t panel, const sy_acts *x, int32_t t0, int32_t t1,
                         float *out, size_t stride, int add)
 {
@@ -359,7 +473,9 @@ const sy_ops LEVEL(sy_ops_) = {
     .norm = body_norm,
     .quantize = body_quantize,
     .silu_mul = body_silu_mul,
+    .gelu_mul = body_gelu_mul,
     .rotate = body_rotate,
+    .rotate_halves = body_rotate_halves,
     .store_kv = body_store_kv,
     .attend = body_attend,
     .exp = body_exp,

@@ -2,19 +2,14 @@
 /* What the translation units of the engine share.
  *
  * Layouts
- *   packed matrix   Panels of 16 rows. A panel of a quantised type is a run of blocks of 32 columns: the
- *                   scales of its 16 rows (f16), for Q4_1 then their 16 minima, then the codes in words of
- *                   four columns, 16 rows side by side, so that a register of 16 lanes holds four columns
- *                   of every row, which is what a VNNI lane multiplies. Four-bit words hold columns 4i..4i+3
- *                   in the low and 16+4i.. in the high nibbles (as the file has them: packing is a transposition
- *                   of words). Q8_0 codes are kept with the sign bit flipped, i.e. plus 128, because VNNI
- *                   wants one unsigned side. A panel of a float type is cols × 16 numbers of that type.
- *   activations     Codes of 15 bits, in two planes of bytes: code = high × 128 + low. (Codes of 8 bits, the usual
- *                   choice, cost SmolLM2 one top-1 answer in twenty and a divergence of 0.0033 nat; 11 bits
- *                   are where both vanish.) Groups of 8 tokens; inside a group blocks of 32 columns; inside
- *                   a block the high plane, then the low; inside a plane the 8 words of four codes, 8 tokens
- *                   side by side, so that a tile of tokens lies at fixed offsets. A token that is alone in its batch
- *                   is a group of one: what decoding reads again and again stays dense. f32: row by row.
+ *   packed matrix   Panels of 16 rows. Quantised types: blocks of 32 columns, see packed.h. A panel of a float type is
+ *                   cols × 16 numbers of that type.
+ *   activations     Codes of 15 bits. (Codes of 8 bits, the usual choice, cost SmolLM2 one top-1 answer in twenty and
+ *                   a divergence of 0.0033 nat; 11 bits are where both vanish.) Groups of 8 tokens; inside a group
+ *                   blocks of 32 columns; inside a block 16 words of 4 bytes, each 8 tokens side by side, so that a
+ *                   tile of tokens lies at fixed offsets. What a word holds is the level's own (body.h): two codes of
+ *                   16 bits, or four bytes of one of two planes, code = high × 128 + low. A token that is alone in
+ *                   its batch is a group of one: what decoding reads again and again stays dense. f32: row by row.
  *   KV block        For each layer and KV head the keys as head_pad × 16 tokens (a column of 16 scores
  *                   is one register, without horizontal sums), then the values as 16 tokens × head_pad.
  */
@@ -30,6 +25,7 @@
 #define PANEL 16 /* rows of a panel */
 #define QBLOCK 32 /* columns that share a scale */
 #define GROUP 8 /* tokens of a group of activations */
+#define SUMS 3  /* sums of a block's codes: of the whole, of its halves */
 #define ACT_SHIFT 7 /* bits of the low plane, sign included */
 #define ACT_MAX 16319 /* the largest code whose planes are -127..127 and -64..63 */
 #define MAX_HEAD 256 /* widest head: bounds the stack of attention */
@@ -45,10 +41,10 @@ typedef struct {
 typedef struct {
     int32_t cols, blocks;
     int32_t lanes; /* tokens of a group: GROUP, or 1 for a batch of 1 */
-    int8_t *q;     /* [group][block][high, low][8 words][lanes][4] */
+    int8_t *q;     /* [group][block][16 words][lanes][4] */
     float *d;      /* [group][block][lanes]: scale */
-    float *s;      /* [group][block][lanes]: scale × sum of codes, for the minima of Q4_1 */
-    int32_t *neg;  /* [group][block][lanes]: minus the sum of codes, for codes with an offset */
+    float *s;      /* [group][block][whole, first half, second half][lanes]: scale × sum of codes, for minima */
+    int32_t *neg;  /* [group][block][whole, first half, second half][lanes]: - sum of codes, for codes with offset */
     float *f;      /* [token][f_stride] */
     size_t f_stride;
 } sy_acts;
@@ -60,6 +56,7 @@ typedef struct {
     int32_t tokens, first, heads, head_dim, head_pad, kv_f32;
     const int32_t *table;
     uint8_t *const *blocks;
+    int32_t window; /* tokens that a token sees, itself included; 0: all */
     size_t key, value; /* offsets inside a block of the keys and values of this layer and KV head */
     float scale;
     float *out; /* as q */
@@ -76,7 +73,9 @@ typedef struct {
     /* Blocks [block, block + n / 32) of token t, from n floats. */
     void (*quantize)(const float *x, int32_t n, sy_acts *a, int32_t t, int32_t block);
     void (*silu_mul)(float *gate, const float *up, int32_t n);
+    void (*gelu_mul)(float *gate, const float *up, int32_t n);
     void (*rotate)(float *x, const float *cos_sin, int32_t pairs);
+    void (*rotate_halves)(float *x, const float *cos_sin, int32_t pairs);
     void (*store_kv)(uint8_t *keys, uint8_t *values, int32_t slot, const float *k, const float *v,
                      int32_t head_dim, int32_t head_pad, int32_t kv_f32);
     void (*attend)(const sy_attend *a);

@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The llama forward: every layer for a batch of tokens, as one job of the pool.
+/* The forward of a decoder: every layer for a batch of tokens, as one job of the pool.
+ *
+ * What architectures differ in is data (sy_config, and which vectors a layer has), not code paths of their own:
+ * a stage does what there is to do. Stages that only adapters need are walked only when the batch has some.
  *
  * All threads walk the same list of stages and claim pieces of each (pool.c). Every number is computed by one
  * thread in an order that depends neither on the claims nor on the other tokens of the batch.
@@ -9,14 +12,24 @@
 #include "model.h"
 
 #define FFN_TOKENS 64 /* tokens whose gate and up halves are held in scratch */
+#define LOW_TOKENS 64 /* tokens of one piece of work for adapters */
 #define TILE_TOKENS 8 /* of attention */
 
 typedef struct {
     sy_model *m;
-    int32_t n, n_wanted, n_tiles, n_sequences;
+    int32_t n, n_wanted, n_tiles, n_sequences, n_runs, n_wanted_runs;
+    int hidden; /* no logits are wanted, but what they are made of */
     const int32_t *tokens, *positions, *sequence;
     const int32_t *const *tables;
+    const sy_adapter *const *adapters;
 } step;
+
+/* The rows that a stage multiplies: all tokens, or those whose logits are wanted. */
+typedef struct {
+    const sy_acts *acts;
+    const run *runs;
+    int32_t n, n_runs;
+} rows;
 
 /* Pieces of rows of weights: with few tokens the weights are streamed, in long runs; with many, the
    panel is in L1 and one is work enough. */
@@ -28,28 +41,114 @@ static int32_t panel_chunk(const sy_walk *w, int32_t panels, int32_t tokens)
 
 static int is_float(const sy_matrix *m) { return m->type == SY_F32 || m->type == SY_F16 || m->type == SY_BF16; }
 
-static int normalize(sy_walk *w, const step *s, sy_acts *a, const float *weight, const int32_t *rows, int32_t n)
+/* What a block gives waits in delta where it is first normalised or scaled: the next stage adds it to the stream. */
+static int deferred(const sy_model *m, const layer *l, int post_norm)
+{
+    return l->vector[post_norm] || m->c.residual_scale != 1.0f;
+}
+
+static void add_delta(const sy_model *m, int32_t t, const float *post_norm)
+{
+    float *x = m->x + (size_t)t * m->x_stride, *delta = m->delta + (size_t)t * m->x_stride;
+    if (post_norm)
+        m->ops->norm(delta, post_norm, m->c.n_embd, m->c.rms_eps, delta);
+    for (int32_t i = 0; i < m->c.n_embd; i++)
+        x[i] += m->c.residual_scale * delta[i];
+}
+
+/* `before` is the layer whose block `post_norm` (SY_ATTN_POST_NORM or SY_FFN_POST_NORM) came before; NULL: none did.
+   `which` names the tokens, NULL: the first n. */
+static int normalize(sy_walk *w, const step *s, sy_acts *a, const float *weight, const layer *before,
+                     int post_norm, const int32_t *which, int32_t n)
 {
     const sy_model *m = s->m;
     int32_t first, last;
+    int pending = before && deferred(m, before, post_norm);
     while (sy_claim(w, n, 4, &first, &last))
         for (int32_t t = first; t < last; t++) {
+            int32_t token = which ? which[t] : t;
             float *f = a->f + (size_t)t * a->f_stride;
-            m->ops->norm(m->x + (size_t)(rows ? rows[t] : t) * m->x_stride, weight, m->c.n_embd, m->c.rms_eps,
-                         f);
+            if (pending)
+                add_delta(m, token, before->vector[post_norm]);
+            m->ops->norm(m->x + (size_t)token * m->x_stride, weight, m->c.n_embd, m->c.rms_eps, f);
             m->ops->quantize(f, m->c.n_embd, a, t, 0);
         }
     return sy_stage_end(w, n);
 }
 
-static int matmul_add(sy_walk *w, const step *s, const sy_matrix *matrix, const sy_acts *a, float *out, size_t stride,
-                       int32_t n, int add)
+/* Adapters, first half: down · x for up to three matrices that share their input. */
+static int lower(sy_walk *w, const rows *r, int32_t index, int slot, int n_slots)
 {
+    if (!r->n_runs)
+        return 1;
+    int32_t chunks = (r->n + LOW_TOKENS - 1) / LOW_TOKENS, total = chunks * n_slots, first, last;
+    while (sy_claim(w, total, 1, &first, &last)) {
+        int32_t t0 = first / n_slots * LOW_TOKENS, t1 = t0 + LOW_TOKENS, which = first % n_slots;
+        for (const run *one = r->runs; one < r->runs + r->n_runs; one++) {
+            const sy_model *m = one->adapter->m;
+            const sy_matrix *down = &sy_adapter_at(one->adapter, index, slot + which)->down;
+            int32_t from = one->first > t0 ? one->first : t0, to = one->last < t1 ? one->last : t1;
+            if (down->data && from < to)
+                for (int32_t p = 0; p < down->panels; p++)
+                    m->ops->matmul(down, p, r->acts, from, to,
+                                   m->low[which] + (size_t)from * SY_MAX_RANK + (size_t)p * PANEL, SY_MAX_RANK, 0);
+        }
+    }
+    return sy_stage_end(w, total);
+}
+
+/* Panel p of a matrix times tokens [t0, t1), and what adapters add to it, second half. out is at token t0; `which` is
+   the matrix's place among those that share their input. */
+static void multiply(const sy_model *m, const sy_matrix *matrix, int32_t p, const rows *r, int32_t t0, int32_t t1,
+                     float *out, size_t stride, int add, int32_t index, int slot, int which)
+{
+    m->ops->matmul(matrix, p, r->acts, t0, t1, out, stride, add);
+    for (const run *one = r->runs; one < r->runs + r->n_runs; one++) {
+        const sy_matrix *up = &sy_adapter_at(one->adapter, index, slot)->up;
+        int32_t from = one->first > t0 ? one->first : t0, to = one->last < t1 ? one->last : t1;
+        sy_acts low = {.cols = up->cols, .f = m->low[which], .f_stride = SY_MAX_RANK};
+        if (up->data && from < to)
+            m->ops->matmul(up, p, &low, from, to, out + (size_t)(from - t0) * stride, stride, 1);
+    }
+}
+
+/* The product that ends a block goes to the stream, or to delta. */
+static int end_block(sy_walk *w, const step *s, const rows *r, int32_t index, int slot, int post_norm)
+{
+    const sy_model *m = s->m;
+    const sy_matrix *matrix = &m->layers[index].matrix[slot];
+    int wait = deferred(m, &m->layers[index], post_norm);
+    float *out = wait ? m->delta : m->x;
     int32_t first, last;
-    while (sy_claim(w, matrix->panels, panel_chunk(w, matrix->panels, n), &first, &last))
+    while (sy_claim(w, matrix->panels, panel_chunk(w, matrix->panels, r->n), &first, &last))
         for (int32_t p = first; p < last; p++)
-            s->m->ops->matmul(matrix, p, a, 0, n, out + (size_t)p * PANEL, stride, add);
+            multiply(m, matrix, p, r, 0, r->n, out + (size_t)p * PANEL, m->x_stride, !wait, index, slot, 0);
     return sy_stage_end(w, matrix->panels);
+}
+
+static int project_logits(sy_walk *w, const step *s, const rows *r)
+{
+    const sy_model *m = s->m;
+    float scale = m->c.logit_scale, cap = m->c.logit_cap;
+    int32_t first, last;
+    while (sy_claim(w, m->output.panels, panel_chunk(w, m->output.panels, r->n), &first, &last))
+        for (int32_t p = first; p < last; p++) {
+            float *out = m->logits + (size_t)p * PANEL;
+            multiply(m, &m->output, p, r, 0, r->n, out, m->logits_stride, 0, 0, SY_OUTPUT, 0);
+            if (scale == 1.0f && cap == 0.0f)
+                continue;
+            for (int32_t t = 0; t < r->n; t++)
+                for (int i = 0; i < PANEL; i++) {
+                    float *x = out + (size_t)t * m->logits_stride + i;
+                    *x = cap == 0.0f ? *x * scale : cap * tanhf(*x * scale / cap);
+                }
+        }
+    return sy_stage_end(w, m->output.panels);
+}
+
+static float *angles(const sy_model *m, int32_t token, int32_t rope)
+{
+    return m->cos_sin + ((size_t)token * (size_t)m->c.n_ropes + (size_t)rope) * (size_t)m->c.rope_dim;
 }
 
 static int embed(sy_walk *w, const step *s)
@@ -58,36 +157,36 @@ static int embed(sy_walk *w, const step *s)
     int32_t first, last, pairs = m->c.rope_dim / 2;
     while (sy_claim(w, s->n, 4, &first, &last))
         for (int32_t t = first; t < last; t++) {
-            sy_unpack_row(&m->embed, s->tokens[t], m->x + (size_t)t * m->x_stride);
-            float *cos_sin = m->cos_sin + (size_t)t * m->c.rope_dim;
-            for (int32_t i = 0; i < pairs; i++) {
-                double angle = s->positions[t] * m->inverse_freq[i];
-                cos_sin[2 * i] = (float)cos(angle);
-                cos_sin[2 * i + 1] = (float)sin(angle);
+            float *x = m->x + (size_t)t * m->x_stride;
+            sy_unpack_row(&m->embed, s->tokens[t], x);
+            if (m->c.embed_scale != 1.0f)
+                for (int32_t i = 0; i < m->c.n_embd; i++)
+                    x[i] *= m->c.embed_scale;
+            for (int32_t rope = 0; rope < m->c.n_ropes; rope++) {
+                float *cos_sin = angles(m, t, rope);
+                for (int32_t i = 0; i < pairs; i++) {
+                    double angle = s->positions[t] * m->frequencies[rope * pairs + i];
+                    cos_sin[2 * i] = (float)cos(angle) * m->magnitude[rope];
+                    cos_sin[2 * i + 1] = (float)sin(angle) * m->magnitude[rope];
+                }
             }
         }
     return sy_stage_end(w, s->n);
 }
 
-static int project_qkv(sy_walk *w, const step *s, const layer *l)
+static int project_qkv(sy_walk *w, const rows *r, const sy_model *m, int32_t index)
 {
-    const sy_model *m = s->m;
-    const sy_matrix *q = &l->matrix[SY_ATTN_Q], *k = &l->matrix[SY_ATTN_K], *v = &l->matrix[SY_ATTN_V];
-    int32_t total = q->panels + k->panels + v->panels, first, last, n = s->n;
-    while (sy_claim(w, total, panel_chunk(w, total, n), &first, &last))
+    const layer *l = &m->layers[index];
+    int32_t ends[3], total = 0, first, last;
+    for (int i = 0; i < 3; i++)
+        ends[i] = total += l->matrix[SY_ATTN_Q + i].panels;
+    while (sy_claim(w, total, panel_chunk(w, total, r->n), &first, &last))
         for (int32_t i = first; i < last; i++) {
-            const sy_matrix *matrix = q;
-            float *out = m->q;
-            size_t stride = m->q_stride;
-            int32_t p = i;
-            if (p >= q->panels) {
-                p -= q->panels;
-                matrix = p < k->panels ? k : v;
-                out = p < k->panels ? m->k : m->v;
-                p -= p < k->panels ? 0 : k->panels;
-                stride = m->kv_stride;
-            }
-            m->ops->matmul(matrix, p, &m->normed, 0, n, out + (size_t)p * PANEL, stride, 0);
+            int which = i < ends[0] ? 0 : i < ends[1] ? 1 : 2;
+            int32_t p = which ? i - ends[which - 1] : i;
+            float *out = which == 0 ? m->q : which == 1 ? m->k : m->v;
+            multiply(m, &l->matrix[SY_ATTN_Q + which], p, r, 0, r->n, out + (size_t)p * PANEL,
+                     which ? m->kv_stride : m->q_stride, 0, index, SY_ATTN_Q + which, which);
         }
     return sy_stage_end(w, total);
 }
@@ -103,21 +202,42 @@ static size_t value_offset(const sy_model *m, size_t key)
     return key + (size_t)m->head_pad * SY_BLOCK * (m->c.kv_f32 ? 4 : 2);
 }
 
+/* Bias, norm of each head, rotation: what there is of them. */
+static void finish_heads(const sy_model *m, float *x, int32_t heads, const float *bias, const float *norm,
+                         const float *cos_sin)
+{
+    int32_t dim = m->c.head_dim, pairs = m->c.rope_dim / 2;
+    if (bias)
+        for (int32_t i = 0; i < heads * dim; i++)
+            x[i] += bias[i];
+    for (int32_t h = 0; h < heads; h++, x += dim) {
+        if (norm)
+            m->ops->norm(x, norm, dim, m->c.rms_eps, x);
+        if (m->c.rope_halves)
+            m->ops->rotate_halves(x, cos_sin, pairs);
+        else
+            m->ops->rotate(x, cos_sin, pairs);
+    }
+}
+
 static int rotate_and_store(sy_walk *w, const step *s, int32_t index)
 {
     const sy_model *m = s->m;
-    int32_t first, last, dim = m->c.head_dim, pairs = m->c.rope_dim / 2;
+    const layer *l = &m->layers[index];
+    int32_t first, last, dim = m->c.head_dim;
     while (sy_claim(w, s->n, 4, &first, &last))
         for (int32_t t = first; t < last; t++) {
-            const float *cos_sin = m->cos_sin + (size_t)t * m->c.rope_dim;
-            float *q = m->q + (size_t)t * m->q_stride, *k = m->k + (size_t)t * m->kv_stride;
-            float *v = m->v + (size_t)t * m->kv_stride;
-            for (int32_t h = 0; h < m->c.n_head; h++)
-                m->ops->rotate(q + h * dim, cos_sin, pairs);
-            uint8_t *block = m->blocks[s->tables[s->sequence[t]][s->positions[t] / SY_BLOCK]];
+            const float *cos_sin = angles(m, t, l->rope), *bias = l->vector[SY_V_BIAS];
+            float *k = m->k + (size_t)t * m->kv_stride, *v = m->v + (size_t)t * m->kv_stride;
+            finish_heads(m, m->q + (size_t)t * m->q_stride, m->c.n_head, l->vector[SY_Q_BIAS],
+                         l->vector[SY_Q_NORM], cos_sin);
+            finish_heads(m, k, m->c.n_head_kv, l->vector[SY_K_BIAS], l->vector[SY_K_NORM], cos_sin);
+            if (bias)
+                for (int32_t i = 0; i < m->c.n_head_kv * dim; i++)
+                    v[i] += bias[i];
+            uint8_t *block = m->kv.blocks[s->tables[s->sequence[t]][s->positions[t] / SY_BLOCK]];
             for (int32_t h = 0; h < m->c.n_head_kv; h++) {
                 size_t key = key_offset(m, index, h);
-                m->ops->rotate(k + h * dim, cos_sin, pairs);
                 m->ops->store_kv(block + key, block + value_offset(m, key), s->positions[t] % SY_BLOCK,
                                  k + h * dim, v + h * dim, dim, m->head_pad, m->c.kv_f32);
             }
@@ -148,10 +268,11 @@ static int attend(sy_walk *w, const step *s, int32_t index)
             .head_pad = m->head_pad,
             .kv_f32 = m->c.kv_f32,
             .table = s->tables[s->sequence[tl->token]],
-            .blocks = m->blocks,
+            .blocks = m->kv.blocks,
+            .window = m->layers[index].window,
             .key = key,
             .value = value_offset(m, key),
-            .scale = 1.0f / sqrtf((float)dim),
+            .scale = m->c.attn_scale,
             .out = m->attended.f + (size_t)tl->token * m->attended.f_stride + (size_t)head * dim,
             .out_stride = m->attended.f_stride,
         };
@@ -174,23 +295,26 @@ static int attend(sy_walk *w, const step *s, int32_t index)
 }
 
 /* Two panels of gate and of up give 32 columns of hidden activations: a whole block, quantised on the spot. */
-static int gate_up(sy_walk *w, const step *s, const layer *l)
+static int gate_up(sy_walk *w, const step *s, const rows *r, int32_t index)
 {
     sy_model *m = s->m;
+    const layer *l = &m->layers[index];
     const sy_matrix *gate = &l->matrix[SY_FFN_GATE], *up = &l->matrix[SY_FFN_UP];
-    int32_t pairs = (gate->panels + 1) / 2, n = s->n, first, last;
-    int keep = is_float(&l->matrix[SY_FFN_DOWN]);
+    void (*const activate)(float *, const float *, int32_t) =
+        m->c.activation == SY_GELU ? m->ops->gelu_mul : m->ops->silu_mul;
+    int32_t pairs = (gate->panels + 1) / 2, n = r->n, first, last;
+    int floats = is_float(&l->matrix[SY_FFN_DOWN]);
     float g[FFN_TOKENS * QBLOCK] __attribute__((aligned(64)));
     float u[FFN_TOKENS * QBLOCK] __attribute__((aligned(64)));
     while (sy_claim(w, pairs, panel_chunk(w, pairs, n), &first, &last))
-        for (int32_t pair = first; pair < last; pair++)
+        for (int32_t both = first; both < last; both++)
             for (int32_t t0 = 0; t0 < n; t0 += FFN_TOKENS) {
                 int32_t t1 = n - t0 < FFN_TOKENS ? n : t0 + FFN_TOKENS;
                 for (int half = 0; half < 2; half++) {
-                    int32_t p = pair * 2 + half;
+                    int32_t p = both * 2 + half;
                     if (p < gate->panels) {
-                        m->ops->matmul(gate, p, &m->normed, t0, t1, g + half * PANEL, QBLOCK, 0);
-                        m->ops->matmul(up, p, &m->normed, t0, t1, u + half * PANEL, QBLOCK, 0);
+                        multiply(m, gate, p, r, t0, t1, g + half * PANEL, QBLOCK, 0, index, SY_FFN_GATE, 0);
+                        multiply(m, up, p, r, t0, t1, u + half * PANEL, QBLOCK, 0, index, SY_FFN_UP, 1);
                     } else {
                         for (int32_t t = 0; t < t1 - t0; t++) {
                             memset(g + t * QBLOCK + PANEL, 0, PANEL * 4);
@@ -200,11 +324,11 @@ static int gate_up(sy_walk *w, const step *s, const layer *l)
                 }
                 for (int32_t t = t0; t < t1; t++) {
                     float *h = g + (t - t0) * QBLOCK;
-                    m->ops->silu_mul(h, u + (t - t0) * QBLOCK, QBLOCK);
-                    if (keep)
-                        memcpy(m->hidden.f + (size_t)t * m->hidden.f_stride + pair * QBLOCK, h, QBLOCK * 4);
-                    else
-                        m->ops->quantize(h, QBLOCK, &m->hidden, t, pair);
+                    activate(h, u + (t - t0) * QBLOCK, QBLOCK);
+                    if (floats || r->n_runs)
+                        memcpy(m->hidden.f + (size_t)t * m->hidden.f_stride + both * QBLOCK, h, QBLOCK * 4);
+                    if (!floats)
+                        m->ops->quantize(h, QBLOCK, &m->hidden, t, both);
                 }
             }
     return sy_stage_end(w, pairs);
@@ -215,14 +339,19 @@ static int run_layer(sy_walk *w, const step *s, int32_t i)
     sy_model *m = s->m;
     const layer *l = &m->layers[i];
     int32_t n = s->n;
-    return normalize(w, s, &m->normed, l->norm[SY_ATTN_NORM], NULL, n) && project_qkv(w, s, l) &&
-           rotate_and_store(w, s, i) && attend(w, s, i) &&
-           matmul_add(w, s, &l->matrix[SY_ATTN_O], &m->attended, m->x, m->x_stride, n, 1) &&
-           normalize(w, s, &m->normed, l->norm[SY_FFN_NORM], NULL, n) && gate_up(w, s, l) &&
-           matmul_add(w, s, &l->matrix[SY_FFN_DOWN], &m->hidden, m->x, m->x_stride, n, 1);
+    rows in = {&m->normed, m->runs, n, s->n_runs}, out = in, hidden = in;
+    out.acts = &m->attended;
+    hidden.acts = &m->hidden;
+    return normalize(w, s, &m->normed, l->vector[SY_ATTN_NORM], i ? l - 1 : NULL, SY_FFN_POST_NORM, NULL, n) &&
+           lower(w, &in, i, SY_ATTN_Q, 3) && project_qkv(w, &in, m, i) && rotate_and_store(w, s, i) &&
+           attend(w, s, i) && lower(w, &out, i, SY_ATTN_O, 1) &&
+           end_block(w, s, &out, i, SY_ATTN_O, SY_ATTN_POST_NORM) &&
+           normalize(w, s, &m->normed, l->vector[SY_FFN_NORM], l, SY_ATTN_POST_NORM, NULL, n) &&
+           lower(w, &in, i, SY_FFN_GATE, 2) && gate_up(w, s, &in, i) && lower(w, &hidden, i, SY_FFN_DOWN, 1) &&
+           end_block(w, s, &hidden, i, SY_FFN_DOWN, SY_FFN_POST_NORM);
 }
 
-static void run(void *p, sy_walk *w)
+static void walk(void *p, sy_walk *w)
 {
     const step *s = p;
     sy_model *m = s->m;
@@ -231,17 +360,23 @@ static void run(void *p, sy_walk *w)
     for (int32_t i = 0; i < m->c.n_layer; i++)
         if (!run_layer(w, s, i))
             return;
-    if (s->n_wanted && normalize(w, s, &m->last, m->output_norm, m->wanted, s->n_wanted))
-        matmul_add(w, s, &m->output, &m->last, m->logits, m->logits_stride, s->n_wanted, 0);
+    rows wanted = {&m->last, m->wanted_runs, s->n_wanted, s->n_wanted_runs};
+    if (wanted.n && normalize(w, s, &m->last, m->output_norm, &m->layers[m->c.n_layer - 1], SY_FFN_POST_NORM,
+                              m->wanted, wanted.n) &&
+        !s->hidden && lower(w, &wanted, 0, SY_OUTPUT, 1))
+        project_logits(w, s, &wanted);
 }
 
 static int complete(const sy_model *m)
 {
-    for (int32_t i = 0; i < m->c.n_layer; i++)
+    for (int32_t i = 0; i < m->c.n_layer; i++) {
         for (int slot = 0; slot <= SY_FFN_DOWN; slot++)
             if (!m->layers[i].matrix[slot].data)
                 return 0;
-    return m->embed.data && m->output.data;
+        if (!m->layers[i].vector[SY_ATTN_NORM] || !m->layers[i].vector[SY_FFN_NORM])
+            return 0;
+    }
+    return m->embed.data && m->output.data && m->output_norm && m->ropes_set == (1 << m->c.n_ropes) - 1;
 }
 
 /* The last line of defence: what Python should have refused is refused here, not computed. */
@@ -250,21 +385,37 @@ static int check(const step *s)
     const sy_model *m = s->m;
     if (s->n < 1 || s->n > m->c.max_batch || !complete(m))
         return SY_ERR_ARGUMENT;
+    for (int32_t i = 0; s->adapters && i < s->n_sequences; i++)
+        if (s->adapters[i] && s->adapters[i]->m != m)
+            return SY_ERR_ARGUMENT;
     for (int32_t t = 0; t < s->n; t++) {
         if (s->tokens[t] < 0 || s->tokens[t] >= m->c.n_vocab || s->positions[t] < 0 || s->sequence[t] < 0 ||
             s->sequence[t] >= s->n_sequences)
             return SY_ERR_ARGUMENT;
         int32_t block = s->tables[s->sequence[t]][s->positions[t] / SY_BLOCK];
-        if (block < 0 || block >= m->n_blocks || !m->blocks[block])
+        if (block < 0 || block >= m->kv.n_blocks || !m->kv.blocks[block])
             return SY_ERR_ARGUMENT;
     }
     return 0;
 }
 
-int sy_forward(sy_model *m, int32_t n, const int32_t *tokens, const int32_t *positions, const int32_t *sequence,
-               const int32_t *const *tables, int32_t n_sequences, const uint8_t *wants)
+/* Counts row i, of a sequence, into the runs. */
+static void extend_runs(const step *s, run *runs, int32_t *n_runs, int32_t i, int32_t sequence)
 {
-    step s = {m, n, 0, 0, n_sequences, tokens, positions, sequence, tables};
+    const sy_adapter *adapter = s->adapters ? s->adapters[sequence] : NULL;
+    run *last = *n_runs ? &runs[*n_runs - 1] : NULL;
+    if (last && last->last == i && last->adapter == adapter)
+        last->last++;
+    else if (adapter)
+        runs[(*n_runs)++] = (run){i, i + 1, adapter};
+}
+
+int sy_forward(sy_model *m, int32_t n, const int32_t *tokens, const int32_t *positions, const int32_t *sequence,
+               const int32_t *const *tables, int32_t n_sequences, const uint8_t *wants,
+               const sy_adapter *const *adapters)
+{
+    step s = {.m = m, .n = n, .n_sequences = n_sequences, .tokens = tokens, .positions = positions,
+              .sequence = sequence, .tables = tables, .adapters = adapters};
     pthread_mutex_lock(&m->busy);
     int result = check(&s);
     if (result == 0) {
@@ -273,11 +424,15 @@ int sy_forward(sy_model *m, int32_t n, const int32_t *tokens, const int32_t *pos
             most = TILE_TOKENS;
         for (int32_t t = 0; t < n && result == 0; t++) {
             if (wants[t]) {
-                if (s.n_wanted == m->c.max_logits)
+                if (s.n_wanted == m->c.max_logits) {
                     result = SY_ERR_ARGUMENT;
-                else
+                } else {
+                    s.hidden |= wants[t] == SY_HIDDEN;
+                    extend_runs(&s, m->wanted_runs, &s.n_wanted_runs, s.n_wanted, sequence[t]);
                     m->wanted[s.n_wanted++] = t;
+                }
             }
+            extend_runs(&s, m->runs, &s.n_runs, t, sequence[t]);
             tile *last = s.n_tiles ? &m->tiles[s.n_tiles - 1] : NULL;
             if (last && last->tokens < most && sequence[t] == sequence[t - 1] &&
                 positions[t] == positions[t - 1] + 1)
@@ -289,7 +444,7 @@ int sy_forward(sy_model *m, int32_t n, const int32_t *tokens, const int32_t *pos
     if (result == 0) {
         m->normed.lanes = m->attended.lanes = m->hidden.lanes = n == 1 ? 1 : GROUP;
         m->last.lanes = s.n_wanted == 1 ? 1 : GROUP;
-        sy_pool_run(run, &s, m->threads, m->c.n_layer * STAGES + 3);
+        sy_pool_run(walk, &s, m->threads, m->c.n_layer * STAGES + 4);
     }
     pthread_mutex_unlock(&m->busy);
     return result;
@@ -298,3 +453,7 @@ int sy_forward(sy_model *m, int32_t n, const int32_t *tokens, const int32_t *pos
 float *sy_model_logits(sy_model *m) { return m->logits; }
 
 size_t sy_model_logits_stride(const sy_model *m) { return m->logits_stride; }
+
+const float *sy_model_hidden(const sy_model *m) { return m->last.f; }
+
+size_t sy_model_hidden_stride(const sy_model *m) { return m->last.f_stride; }

@@ -1,14 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The life of a model: its memory, its weights, its KV blocks. */
+/* The life of a model: its memory and its weights. */
 #define _GNU_SOURCE
-#include <math.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 
 #include "model.h"
 
 #define HUGE_PAGE ((size_t)2 << 20)
-#define MAX_BLOCKS (1 << 20)
 
 static size_t round_up(size_t n, size_t to) { return (n + to - 1) / to * to; }
 
@@ -34,8 +32,8 @@ static void carve_acts(sy_acts *a, uint8_t *base, size_t *at, int32_t cols, int3
     a->f_stride = round_up((size_t)cols, QBLOCK);
     a->q = carve(base, at, groups * (size_t)a->blocks * 2 * QBLOCK * GROUP);
     a->d = carve(base, at, groups * (size_t)a->blocks * GROUP * 4);
-    a->s = carve(base, at, groups * (size_t)a->blocks * GROUP * 4);
-    a->neg = carve(base, at, groups * (size_t)a->blocks * GROUP * 4);
+    a->s = carve(base, at, groups * (size_t)a->blocks * SUMS * GROUP * 4);
+    a->neg = carve(base, at, groups * (size_t)a->blocks * SUMS * GROUP * 4);
     a->f = carve(base, at, groups * GROUP * a->f_stride * 4);
 }
 
@@ -48,26 +46,24 @@ static size_t carve_all(sy_model *m, uint8_t *base)
     m->kv_stride = round_up((size_t)c->n_head_kv * (size_t)c->head_dim, QBLOCK);
     m->logits_stride = round_up((size_t)c->n_vocab, PANEL);
     m->x = carve(base, &at, n * m->x_stride * 4);
+    m->delta = carve(base, &at, n * m->x_stride * 4);
     m->q = carve(base, &at, n * m->q_stride * 4);
     m->k = carve(base, &at, n * m->kv_stride * 4);
     m->v = carve(base, &at, n * m->kv_stride * 4);
-    m->cos_sin = carve(base, &at, n * (size_t)c->rope_dim * 4);
+    m->cos_sin = carve(base, &at, n * (size_t)c->n_ropes * (size_t)c->rope_dim * 4);
     m->logits = carve(base, &at, (size_t)c->max_logits * m->logits_stride * 4);
     carve_acts(&m->normed, base, &at, c->n_embd, c->max_batch);
     carve_acts(&m->attended, base, &at, c->n_head * c->head_dim, c->max_batch);
     carve_acts(&m->hidden, base, &at, c->n_ff, c->max_batch);
     carve_acts(&m->last, base, &at, c->n_embd, c->max_logits);
+    for (int i = 0; i < 3; i++)
+        m->low[i] = carve(base, &at, n * SY_MAX_RANK * 4);
     m->tiles = carve(base, &at, n * sizeof *m->tiles);
+    m->runs = carve(base, &at, n * sizeof *m->runs);
+    m->wanted_runs = carve(base, &at, (size_t)c->max_logits * sizeof *m->wanted_runs);
     m->wanted = carve(base, &at, (size_t)c->max_logits * 4);
     m->layers = carve(base, &at, (size_t)c->n_layer * sizeof *m->layers);
-    float *norms = carve(base, &at, ((size_t)c->n_layer * 2 + 1) * m->x_stride * 4);
-    m->inverse_freq = carve(base, &at, (size_t)c->rope_dim / 2 * sizeof(double));
-    if (base) {
-        for (int32_t i = 0; i < c->n_layer; i++)
-            for (int j = 0; j < 2; j++, norms += m->x_stride)
-                m->layers[i].norm[j] = norms;
-        m->output_norm = norms;
-    }
+    m->frequencies = carve(base, &at, (size_t)c->n_ropes * (size_t)c->rope_dim / 2 * sizeof(double));
     return at;
 }
 
@@ -77,6 +73,7 @@ sy_model *sy_model_new(const sy_config *c, int level, int threads, size_t weight
     if (!ops || threads < 1 || c->n_layer < 1 || c->n_embd < 1 || c->n_ff < 1 || c->n_vocab < 1 ||
         c->n_head_kv < 1 || c->n_head < c->n_head_kv || c->n_head % c->n_head_kv || c->head_dim < 1 ||
         c->head_dim > MAX_HEAD || c->rope_dim < 0 || c->rope_dim > c->head_dim || c->rope_dim % 2 ||
+        c->n_ropes < 1 || c->n_ropes > 2 || c->activation < SY_SILU || c->activation > SY_GELU ||
         c->n_layer > (SY_MAX_STAGES - 8) / STAGES || c->max_batch < 1 || c->max_batch % GROUP || c->max_logits < 1)
         return NULL;
     sy_model *m = calloc(1, sizeof *m);
@@ -86,21 +83,18 @@ sy_model *sy_model_new(const sy_config *c, int level, int threads, size_t weight
     m->ops = ops;
     m->threads = threads;
     m->head_pad = (int32_t)round_up((size_t)c->head_dim, PANEL);
-    m->block_bytes = (size_t)c->n_layer * (size_t)c->n_head_kv * 2 * (size_t)m->head_pad * SY_BLOCK *
-                     (c->kv_f32 ? 4 : 2);
     if (sy_pool_acquire(threads)) {
         free(m);
         return NULL;
     }
     pthread_mutex_init(&m->busy, NULL);
-    pthread_mutex_init(&m->blocks_mutex, NULL);
+    int failed = sy_kv_open(&m->kv, (size_t)c->n_layer * (size_t)c->n_head_kv * 2 * (size_t)m->head_pad * SY_BLOCK *
+                                        (c->kv_f32 ? 4 : 2));
     m->work_bytes = carve_all(m, NULL);
     m->work = reserve(m->work_bytes);
-    m->blocks = reserve(MAX_BLOCKS * sizeof *m->blocks);
-    m->free_blocks = reserve(MAX_BLOCKS * sizeof *m->free_blocks);
     m->weight_bytes = round_up(weight_bytes + HUGE_PAGE, HUGE_PAGE);
     m->weights = reserve(m->weight_bytes);
-    if (!m->work || !m->blocks || !m->free_blocks || !m->weights) {
+    if (failed || !m->work || !m->weights) {
         sy_model_free(m);
         return NULL;
     }
@@ -108,8 +102,6 @@ sy_model *sy_model_new(const sy_config *c, int level, int threads, size_t weight
     /* Decoding streams the weights: huge pages keep the translation out of it. Advice only. */
     m->weight_used = round_up((size_t)(uintptr_t)m->weights, HUGE_PAGE) - (size_t)(uintptr_t)m->weights;
     madvise(m->weights + m->weight_used, m->weight_bytes - m->weight_used, MADV_HUGEPAGE);
-    for (int32_t i = 0; i < c->rope_dim / 2; i++)
-        m->inverse_freq[i] = c->rope_scale * pow(c->rope_theta, -2.0 * i / c->rope_dim);
     return m;
 }
 
@@ -117,20 +109,12 @@ void sy_model_free(sy_model *m)
 {
     if (!m)
         return;
-    if (m->blocks) {
-        for (int32_t i = 0; i < m->n_blocks; i++)
-            if (m->blocks[i])
-                munmap(m->blocks[i], m->block_bytes);
-        munmap(m->blocks, MAX_BLOCKS * sizeof *m->blocks);
-    }
-    if (m->free_blocks)
-        munmap(m->free_blocks, MAX_BLOCKS * sizeof *m->free_blocks);
+    sy_kv_close(&m->kv);
     if (m->work)
         munmap(m->work, m->work_bytes);
     if (m->weights)
         munmap(m->weights, m->weight_bytes);
     pthread_mutex_destroy(&m->busy);
-    pthread_mutex_destroy(&m->blocks_mutex);
     free(m);
     sy_pool_release();
 }
@@ -192,6 +176,16 @@ static int right_shape(const sy_config *c, int slot, int32_t rows, int32_t cols)
     }
 }
 
+static void *place(sy_model *m, size_t bytes)
+{
+    bytes = round_up(bytes, 64);
+    if (bytes > m->weight_bytes - m->weight_used)
+        return NULL;
+    void *to = m->weights + m->weight_used;
+    m->weight_used += bytes;
+    return to;
+}
+
 int sy_model_matrix(sy_model *m, int32_t index, int slot, int type, int32_t rows, int32_t cols,
                     const void *src)
 {
@@ -199,43 +193,68 @@ int sy_model_matrix(sy_model *m, int32_t index, int slot, int type, int32_t rows
     if (!matrix || matrix->data || !right_shape(&m->c, slot, rows, cols) ||
         sy_matrix_shape(matrix, type, rows, cols))
         return SY_ERR_ARGUMENT;
-    size_t bytes = round_up((size_t)matrix->panels * matrix->panel_bytes, 64);
-    if (bytes > m->weight_bytes - m->weight_used)
+    matrix->data = place(m, (size_t)matrix->panels * matrix->panel_bytes);
+    if (!matrix->data)
         return SY_ERR_MEMORY;
-    matrix->data = m->weights + m->weight_used;
-    m->weight_used += bytes;
     struct packing job = {matrix, src};
     sy_pool_run(pack_job, &job, m->threads, 1);
     return 0;
 }
 
+static int32_t vector_length(const sy_config *c, int slot)
+{
+    switch (slot) {
+    case SY_Q_NORM:
+    case SY_K_NORM: return c->head_dim;
+    case SY_Q_BIAS: return c->n_head * c->head_dim;
+    case SY_K_BIAS:
+    case SY_V_BIAS: return c->n_head_kv * c->head_dim;
+    default: return c->n_embd;
+    }
+}
+
 int sy_model_vector(sy_model *m, int32_t index, int slot, int type, int32_t n, const void *src)
 {
-    float *to = NULL;
-    int32_t want = m->c.n_embd;
-    if ((slot == SY_ATTN_NORM || slot == SY_FFN_NORM) && index >= 0 && index < m->c.n_layer)
-        to = m->layers[index].norm[slot];
-    else if (slot == SY_OUTPUT_NORM)
-        to = m->output_norm;
-    else if (slot == SY_ROPE_FACTORS)
-        want = m->c.rope_dim / 2;
-    if (n != want || (!to && slot != SY_ROPE_FACTORS) ||
-        (type != SY_F32 && type != SY_F16 && type != SY_BF16))
+    float **where = &m->output_norm;
+    if (slot != SY_OUTPUT_NORM) {
+        if (slot < 0 || slot > SY_V_BIAS || index < 0 || index >= m->c.n_layer)
+            return SY_ERR_ARGUMENT;
+        where = &m->layers[index].vector[slot];
+    }
+    if (*where || n != vector_length(&m->c, slot) || (type != SY_F32 && type != SY_F16 && type != SY_BF16))
         return SY_ERR_ARGUMENT;
+    float *to = place(m, (size_t)n * 4);
+    if (!to)
+        return SY_ERR_MEMORY;
     for (int32_t i = 0; i < n; i++) {
-        float value;
         uint16_t half;
         if (type == SY_F32) {
-            memcpy(&value, (const uint8_t *)src + (size_t)i * 4, 4);
+            memcpy(&to[i], (const uint8_t *)src + (size_t)i * 4, 4);
         } else {
             memcpy(&half, (const uint8_t *)src + (size_t)i * 2, 2);
-            value = type == SY_F16 ? sy_half_to_float(half) : sy_bf16_to_float(half);
+            to[i] = type == SY_F16 ? sy_half_to_float(half) : sy_bf16_to_float(half);
         }
-        if (to)
-            to[i] = value;
-        else
-            m->inverse_freq[i] /= value;
     }
+    *where = to;
+    return 0;
+}
+
+int sy_model_rope(sy_model *m, int32_t rope, int32_t n, const double *frequencies, float magnitude)
+{
+    if (rope < 0 || rope >= m->c.n_ropes || n != m->c.rope_dim / 2)
+        return SY_ERR_ARGUMENT;
+    memcpy(m->frequencies + (size_t)rope * (size_t)n, frequencies, (size_t)n * sizeof(double));
+    m->magnitude[rope] = magnitude;
+    m->ropes_set |= 1 << rope;
+    return 0;
+}
+
+int sy_model_layer(sy_model *m, int32_t index, int32_t window, int32_t rope)
+{
+    if (index < 0 || index >= m->c.n_layer || window < 0 || rope < 0 || rope >= m->c.n_ropes)
+        return SY_ERR_ARGUMENT;
+    m->layers[index].window = window;
+    m->layers[index].rope = rope;
     return 0;
 }
 
@@ -245,40 +264,4 @@ int sy_model_tie(sy_model *m)
         return SY_ERR_ARGUMENT;
     m->output = m->embed;
     return 0;
-}
-
-/* KV blocks */
-
-size_t sy_block_bytes(const sy_model *m) { return m->block_bytes; }
-
-int32_t sy_block_new(sy_model *m)
-{
-    uint8_t *memory = reserve(m->block_bytes);
-    if (!memory)
-        return SY_ERR_MEMORY;
-    pthread_mutex_lock(&m->blocks_mutex);
-    int32_t block = SY_ERR_MEMORY;
-    if (m->n_free)
-        block = m->free_blocks[--m->n_free];
-    else if (m->n_blocks < MAX_BLOCKS)
-        block = m->n_blocks++;
-    if (block >= 0)
-        m->blocks[block] = memory;
-    pthread_mutex_unlock(&m->blocks_mutex);
-    if (block < 0)
-        munmap(memory, m->block_bytes);
-    return block;
-}
-
-void sy_block_free(sy_model *m, int32_t block)
-{
-    pthread_mutex_lock(&m->blocks_mutex);
-    uint8_t *memory = block >= 0 && block < m->n_blocks ? m->blocks[block] : NULL;
-    if (memory) {
-        m->blocks[block] = NULL;
-        m->free_blocks[m->n_free++] = block;
-    }
-    pthread_mutex_unlock(&m->blocks_mutex);
-    if (memory)
-        munmap(memory, m->block_bytes);
 }

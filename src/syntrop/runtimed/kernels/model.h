@@ -5,13 +5,35 @@
 #include <pthread.h>
 
 #include "engine.h"
+#include "kv.h"
 
-#define STAGES 9 /* of a layer, at most */
+#define STAGES 13 /* of a layer, at most */
 
 typedef struct {
-    sy_matrix matrix[7];
-    float *norm[2];
+    sy_matrix matrix[SY_FFN_DOWN + 1];
+    float *vector[SY_V_BIAS + 1]; /* NULL: the model has none */
+    int32_t window, rope;
 } layer;
+
+/* What is added to the product of one matrix: up · down, the scale in up. data NULL: nothing. */
+typedef struct {
+    sy_matrix down, up;
+} pair;
+
+struct sy_adapter {
+    const sy_model *m; /* may be gone before the adapter is */
+    size_t slots;
+    pair *pairs; /* SY_FFN_DOWN + 1 a layer, then that of the output */
+    size_t bytes;
+};
+
+const pair *sy_adapter_at(const sy_adapter *a, int32_t layer, int slot); /* layer is ignored for SY_OUTPUT */
+
+/* Consecutive rows of a step whose sequence goes with an adapter. */
+typedef struct {
+    int32_t first, last; /* without last */
+    const sy_adapter *adapter;
+} run;
 
 typedef struct {
     int32_t token, tokens; /* a run of consecutive positions of one sequence */
@@ -28,20 +50,20 @@ struct sy_model {
     layer *layers;
     sy_matrix embed, output;
     float *output_norm;
-    double *inverse_freq;
+    double *frequencies; /* [rope][pair] */
+    float magnitude[2];
+    int ropes_set;
 
     uint8_t *work; /* everything below, reserved at birth, resident when touched */
     size_t work_bytes;
     size_t x_stride, q_stride, kv_stride, logits_stride;
-    float *x, *q, *k, *v, *cos_sin, *logits;
+    float *x, *delta, *q, *k, *v, *cos_sin, *logits;
+    float *low[3]; /* [token][SY_MAX_RANK]: what adapters have made of the input of up to three matrices */
     sy_acts normed, attended, hidden, last;
     tile *tiles;
+    run *runs, *wanted_runs;
     int32_t *wanted;
 
-    pthread_mutex_t blocks_mutex;
-    uint8_t **blocks; /* by number; NULL: free. Its address never changes, so forwards read without a lock */
-    int32_t *free_blocks;
-    int32_t n_blocks, n_free;
-    size_t block_bytes;
+    sy_kv kv;
     int32_t head_pad;
 };

@@ -24,12 +24,13 @@ static void product_job(void *p, sy_walk *w)
     sy_stage_end(w, panels);
 }
 
+/* Exactly so many bytes, so that a sanitizer sees the first one beyond. */
 static void *space(size_t bytes)
 {
-    void *p = aligned_alloc(64, (bytes + 64) / 64 * 64);
-    if (p)
-        memset(p, 0, (bytes + 64) / 64 * 64);
-    return p;
+    void *p = NULL;
+    if (posix_memalign(&p, 64, bytes ? bytes : 1))
+        return NULL;
+    return memset(p, 0, bytes);
 }
 
 int sy_test_matmul(int level, int threads, int type, int32_t rows, int32_t cols, const void *src, int32_t n,
@@ -46,8 +47,8 @@ int sy_test_matmul(int level, int threads, int type, int32_t rows, int32_t cols,
     m.data = space((size_t)m.panels * m.panel_bytes);
     a.q = space(groups * blocks * 2 * QBLOCK * GROUP);
     a.d = space(groups * blocks * GROUP * 4);
-    a.s = space(groups * blocks * GROUP * 4);
-    a.neg = space(groups * blocks * GROUP * 4);
+    a.s = space(groups * blocks * SUMS * GROUP * 4);
+    a.neg = space(groups * blocks * SUMS * GROUP * 4);
     a.f = space((size_t)n * (size_t)cols * 4);
     float *out = space((size_t)n * (size_t)m.panels * PANEL * 4);
     int result = m.data && a.q && a.d && a.s && a.neg && a.f && out ? 0 : SY_ERR_MEMORY;

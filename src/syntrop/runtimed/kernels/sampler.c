@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Sampling: penalties, temperature, top-k, top-p, min-p, then one draw, in this order.
+/* Sampling: penalties, biases, temperature, top-k, top-p, min-p, then one draw, in this order.
  *
  * Nothing is sorted. Tokens have a total order: the higher logit first, the smaller number among equals. Each
  * filter keeps a head of that order, so each is found as a threshold by quickselect, and the draw walks what
@@ -26,7 +26,8 @@ typedef struct {
 } candidate;
 
 typedef struct {
-    int32_t token, generated;
+    int32_t token, seen, generated;
+    float bias;
     float logit; /* of the row, while it is changed */
 } noted;
 
@@ -35,7 +36,7 @@ struct sy_sampler {
     int32_t n_vocab;
     uint64_t state[4];
     candidate *kept, *work; /* room for n_vocab each, from the first draw on */
-    int32_t *slot;          /* token -> index in notes, plus 1; only with penalties */
+    int32_t *slot;          /* token -> index in notes, plus 1; once there are notes */
     noted *notes;
     int32_t n_notes, room;
 };
@@ -75,13 +76,6 @@ sy_sampler *sy_sampler_new(int32_t n_vocab, const sy_sampling *how)
     uint64_t seed = how->seed;
     for (int i = 0; i < 4; i++)
         s->state[i] = spread(&seed);
-    if (how->repetition != 1 || how->presence != 0 || how->frequency != 0) {
-        s->slot = calloc((size_t)n_vocab, sizeof *s->slot);
-        if (s->slot == NULL) {
-            free(s);
-            return NULL;
-        }
-    }
     return s;
 }
 
@@ -96,29 +90,48 @@ void sy_sampler_free(sy_sampler *s)
     free(s);
 }
 
+/* The note of a token, made if need be; NULL for no memory or a token out of range. */
+static noted *note_of(sy_sampler *s, int32_t token)
+{
+    if (token < 0 || token >= s->n_vocab)
+        return NULL;
+    if (s->slot == NULL && (s->slot = calloc((size_t)s->n_vocab, sizeof *s->slot)) == NULL)
+        return NULL;
+    if (s->slot[token] == 0) {
+        if (s->n_notes == s->room) {
+            int32_t room = s->room ? 2 * s->room : 256;
+            noted *notes = realloc(s->notes, (size_t)room * sizeof *notes);
+            if (notes == NULL)
+                return NULL;
+            s->notes = notes;
+            s->room = room;
+        }
+        s->notes[s->n_notes] = (noted){.token = token};
+        s->slot[token] = ++s->n_notes;
+    }
+    return &s->notes[s->slot[token] - 1];
+}
+
 int sy_sampler_accept(sy_sampler *s, const int32_t *tokens, int32_t n, int generated)
 {
-    if (s->slot == NULL)
+    if (s->how.repetition == 1 && s->how.presence == 0 && s->how.frequency == 0)
         return 0;
     for (int32_t i = 0; i < n; i++) {
-        int32_t token = tokens[i];
-        if (token < 0 || token >= s->n_vocab)
+        noted *note = note_of(s, tokens[i]);
+        if (note == NULL)
             return -1;
-        if (s->slot[token] == 0) {
-            if (s->n_notes == s->room) {
-                int32_t room = s->room ? 2 * s->room : 256;
-                noted *notes = realloc(s->notes, (size_t)room * sizeof *notes);
-                if (notes == NULL)
-                    return -1;
-                s->notes = notes;
-                s->room = room;
-            }
-            s->notes[s->n_notes] = (noted){.token = token};
-            s->slot[token] = ++s->n_notes;
-        }
-        if (generated)
-            s->notes[s->slot[token] - 1].generated++;
+        note->seen = 1;
+        note->generated += generated != 0;
     }
+    return 0;
+}
+
+int sy_sampler_bias(sy_sampler *s, int32_t token, float bias)
+{
+    noted *note = note_of(s, token);
+    if (note == NULL)
+        return -1;
+    note->bias += bias;
     return 0;
 }
 
@@ -128,10 +141,11 @@ static void penalize(sy_sampler *s, float *logits)
     for (int32_t i = 0; i < s->n_notes; i++) {
         noted *note = &s->notes[i];
         float logit = note->logit = logits[note->token];
-        logit = logit > 0 ? logit / how->repetition : logit * how->repetition;
+        if (note->seen)
+            logit = logit > 0 ? logit / how->repetition : logit * how->repetition;
         if (note->generated)
             logit -= how->presence + how->frequency * (float)note->generated;
-        logits[note->token] = logit;
+        logits[note->token] = logit + note->bias;
     }
 }
 
@@ -278,4 +292,37 @@ int32_t sy_sampler_sample(sy_sampler *s, float *logits)
     for (int32_t i = 0; i < s->n_notes; i++)
         logits[s->notes[i].token] = s->notes[i].logit;
     return token;
+}
+
+int32_t sy_logprobs(const float *logits, int32_t n_vocab, int32_t token, float *logprob, int32_t most, int32_t *tokens,
+                    float *logprobs)
+{
+    float peak = -INFINITY;
+    for (int32_t i = 0; i < n_vocab; i++)
+        if (logits[i] > peak)
+            peak = logits[i];
+    if (!isfinite(peak) || token < 0 || token >= n_vocab)
+        return -1;
+    double total = 0;
+    int32_t have = 0;
+    for (int32_t i = 0; i < n_vocab; i++) {
+        float logit = logits[i];
+        if (!(logit > -INFINITY)) /* nor NaN */
+            continue;
+        total += expf(logit - peak);
+        if (most == 0 || (have == most && !(logit > logprobs[most - 1])))
+            continue;
+        int32_t at = have < most ? have++ : most - 1;
+        for (; at > 0 && logit > logprobs[at - 1]; at--) {
+            logprobs[at] = logprobs[at - 1];
+            tokens[at] = tokens[at - 1];
+        }
+        logprobs[at] = logit;
+        tokens[at] = i;
+    }
+    double base = log(total), high = peak;
+    for (int32_t i = 0; i < have; i++)
+        logprobs[i] = (float)(logprobs[i] - high - base);
+    *logprob = logits[token] > -INFINITY ? (float)(logits[token] - high - base) : -INFINITY;
+    return have;
 }

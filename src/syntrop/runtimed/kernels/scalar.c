@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The reference level: the platform's baseline, integer products one by one. */
-#include "engine.h"
+#include "packed.h"
 
 #define VL 4
 #define LEVEL(name) name##scalar
@@ -41,62 +41,56 @@ static inline float largest(vf v)
 
 static inline int32_t sum_int(vi v) { return v[0] + v[1] + v[2] + v[3]; }
 
-static inline void narrow(int8_t *p, vi v)
+/* The blocks of a panel as plain numbers: codes in the order of the activations' words (body.h). */
+#define EXPANDED 8 /* blocks */
+#define TILE 1     /* tokens */
+
+typedef struct {
+    int16_t codes[EXPANDED][PANEL][QBLOCK];
+    float scale[EXPANDED][PANEL][2], minimum[EXPANDED][PANEL][2];
+} expanded;
+
+static void expand(expanded *e, const uint8_t *w, int type, int32_t first, int32_t count)
 {
-    for (int i = 0; i < VL; i++)
-        p[i] = (int8_t)v[i];
+    for (int32_t b = 0; b < count; b++)
+        for (int r = 0; r < PANEL; r++)
+            sy_block_read(type, w, first + b, r, e->codes[b][r], e->scale[b][r], e->minimum[b][r]);
 }
 
-static void tile(const uint8_t *w, int type, const sy_acts *x, int32_t t, float *out, int add)
+static void tile(const expanded *e, const sy_kind k, const sy_acts *x, int32_t t, int32_t tokens, int32_t first,
+                 int32_t count, float (*part)[PANEL])
 {
-    size_t lanes = (size_t)x->lanes, at = (size_t)t / lanes * (size_t)x->blocks, lane = (size_t)t % lanes;
-    float acc[PANEL] = {0};
-    for (int32_t b = 0; b < x->blocks; b++, at++) {
-        int32_t q[QBLOCK];
-        for (size_t i = 0; i < QBLOCK; i++) {
-            const int8_t *plane = x->q + at * 2 * QBLOCK * lanes + (i / 4 * lanes + lane) * 4 + i % 4;
-            q[i] = plane[0] * (1 << ACT_SHIFT) + plane[QBLOCK * lanes];
+    (void)tokens;
+    size_t lanes = (size_t)x->lanes, at = (size_t)t / lanes * (size_t)x->blocks + (size_t)first;
+    size_t lane = (size_t)t % lanes;
+    for (int32_t b = 0; b < count; b++, at++) {
+        int16_t q[QBLOCK];
+        for (size_t c = 0; c < QBLOCK; c++) {
+            size_t word = c / 4 * 2 + c % 2, second = c / 2 % 2;
+            memcpy(&q[c], x->q + at * 2 * QBLOCK * lanes + (word * lanes + lane) * 4 + second * 2, 2);
         }
-        const uint8_t *scales = w, *minima = w + PANEL * 2;
-        const uint8_t *codes = w + PANEL * (type == SY_Q4_1 ? 4 : 2);
-        int32_t offset = type == SY_Q4_0 ? 8 : type == SY_Q8_0 ? 128 : 0;
-        int32_t total[PANEL];
-        for (int r = 0; r < PANEL; r++)
-            total[r] = offset * x->neg[at * lanes + lane];
-        if (type == SY_Q8_0) {
-            for (int i = 0; i < 8; i++)
-                for (int r = 0; r < PANEL; r++)
-                    for (int j = 0; j < 4; j++)
-                        total[r] += codes[i * PANEL * 4 + r * 4 + j] * q[i * 4 + j];
-            w = codes + PANEL * 32;
-        } else {
-            for (int i = 0; i < 4; i++)
-                for (int r = 0; r < PANEL; r++)
-                    for (int j = 0; j < 4; j++) {
-                        int code = codes[i * PANEL * 4 + r * 4 + j];
-                        total[r] += (code & 15) * q[i * 4 + j] + (code >> 4) * q[16 + i * 4 + j];
-                    }
-            w = codes + PANEL * 16;
-        }
+        float d = x->d[at * lanes + lane];
+        const float *s = x->s + at * SUMS * lanes + lane;
         for (int r = 0; r < PANEL; r++) {
-            uint16_t half;
-            memcpy(&half, scales + r * 2, 2);
-            acc[r] += (float)total[r] * (sy_half_to_float(half) * x->d[at * lanes + lane]);
-            if (type == SY_Q4_1) {
-                memcpy(&half, minima + r * 2, 2);
-                acc[r] += sy_half_to_float(half) * x->s[at * lanes + lane];
+            int32_t sums[2] = {0, 0};
+            for (int c = 0; c < 16; c++) {
+                sums[0] += e->codes[b][r][c] * q[c];
+                sums[1] += e->codes[b][r][c + 16] * q[c + 16];
             }
+            float acc = first + b ? part[0][r] : 0;
+            const float *scale = e->scale[b][r], *minimum = e->minimum[b][r];
+            if (k.parts == 1) {
+                acc += (float)(sums[0] + sums[1]) * (scale[0] * d);
+                if (k.minimum)
+                    acc += minimum[0] * s[0];
+            } else {
+                acc += ((float)sums[0] * scale[0] + (float)sums[1] * scale[1]) * d;
+                if (k.minimum)
+                    acc += minimum[0] * s[lanes] + minimum[1] * s[2 * lanes];
+            }
+            part[0][r] = acc;
         }
     }
-    for (int r = 0; r < PANEL; r++)
-        out[r] = add ? out[r] + acc[r] : acc[r];
-}
-
-static void matmul_quantized(const uint8_t *w, int type, const sy_acts *x, int32_t t0, int32_t t1, float *out,
-                             size_t stride, int add)
-{
-    for (int32_t t = t0; t < t1; t++, out += stride)
-        tile(w, type, x, t, out, add);
 }
 
 #include "body.h"

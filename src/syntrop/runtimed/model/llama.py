@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The llama architecture on the C kernels: Python decides and checks, C computes a whole step in one call.
+"""Decoders on the C kernels: Python decides and checks, C computes a whole step in one call.
 
-Keys and values live in blocks of 16 tokens; a sequence owns a table of block numbers and takes blocks as it
-grows. A step may carry tokens of several sequences, in any mixture of prompt chunks and single tokens. The
+What architectures differ in is a Config (model/arch). Keys and values live in blocks (kv.py). A step may carry
+tokens of several sequences, in any mixture of prompt chunks and single tokens, with and without adapters. The
 weights are repacked at load, so that the file's bytes are not needed afterwards.
 """
 
@@ -12,27 +12,28 @@ from _thread import allocate_lock
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from syntrop.runtimed import _kernels
-from syntrop.runtimed.model.config import MAX_CONTEXT, LlamaConfig, read_config
-from syntrop.runtimed.model.errors import BadRequest, BrokenModel, NoMemory, UnsupportedModel
+from syntrop.runtimed.model import hidden, lora
+from syntrop.runtimed.model.config import MAX_CONTEXT, Config, read_config
+from syntrop.runtimed.model.errors import BadRequest, BrokenModel, NoMemory
+from syntrop.runtimed.model.kv import Pool, Sequence
+from syntrop.runtimed.model.plan import MATRICES, VECTORS, Place, check_extent, plan
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
     from collections.abc import Sequence as SequenceOf
-    from mmap import mmap
 
-    from syntrop.common.gguf import GGUF, Tensor
+    from syntrop.common.gguf import GGUF
+    from syntrop.runtimed.model.keys import Buffer
+    from syntrop.runtimed.model.lora import Adapter
 
 ffi = _kernels.ffi
 lib = _kernels.lib
 
-BLOCK: int = lib.SY_BLOCK  # tokens
 MAX_BATCH = 512  # tokens of one step
 MAX_LOGITS = 64  # rows of logits of one step
 MAX_THREADS = 256
 
 LEVELS: dict[str, int] = {"scalar": lib.SY_SCALAR, "avx2": lib.SY_AVX2, "avx512": lib.SY_AVX512}
-
-_FLOATS = {lib.SY_F32: 4, lib.SY_F16: 2, lib.SY_BF16: 2}  # bytes an element
-_QUANTS = {lib.SY_Q4_0: 18, lib.SY_Q4_1: 20, lib.SY_Q8_0: 34}  # bytes a block of 32
 
 
 class Piece(NamedTuple):
@@ -48,76 +49,33 @@ def levels() -> list[str]:
     return [name for name, level in LEVELS.items() if lib.sy_level_supported(level)]
 
 
-class Sequence:
-    """The cached keys and values of one sequence of at most `max_tokens` tokens."""
-
-    def __init__(self, model: LlamaModel, max_tokens: int) -> None:
-        self._model = model
-        self._blocks: list[int] = []
-        self._table = ffi.new("int32_t[]", (max_tokens + BLOCK - 1) // BLOCK)
-        self._closed = False
-        self.max_tokens = max_tokens
-        self.length = 0
-
-    @property
-    def kv_bytes(self) -> int:
-        """Bytes of the blocks held now."""
-        return len(self._blocks) * self._model.block_bytes
-
-    def truncate(self, length: int) -> None:
-        """Forget everything from position `length` on."""
-        if not 0 <= length <= self.length:
-            raise BadRequest("length", f"{length} is not between 0 and {self.length}")
-        self.length = length
-        self._shrink((length + BLOCK - 1) // BLOCK)
-
-    def close(self) -> None:
-        """Give all blocks back. Closing twice is harmless."""
-        self._closed = True
-        self.length = 0
-        self._shrink(0)
-
-    def _shrink(self, blocks: int) -> None:
-        with self._model._lock:
-            handle = self._model._handle
-            while len(self._blocks) > blocks:
-                block = self._blocks.pop()
-                if handle is not None:
-                    lib.sy_block_free(handle, block)
-
-    def _grow(self, handle: Any, length: int) -> None:
-        while len(self._blocks) * BLOCK < length:
-            block = lib.sy_block_new(handle)
-            if block < 0:
-                raise NoMemory("sequence", f"no memory for a block of {self._model.block_bytes} bytes")
-            self._table[len(self._blocks)] = block
-            self._blocks.append(block)
-
-    def __enter__(self) -> Sequence:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
 class LlamaModel:
     """A loaded model. Every method may be called from any thread; steps run one at a time."""
 
-    def __init__(self, handle: Any, config: LlamaConfig, context: int, level: str, parameters: int) -> None:
+    def __init__(self, handle: Any, config: Config, context: int, level: str, parameters: int) -> None:
         self._handle = handle
         self._lock = allocate_lock()
         self.config = config
         self.context = context
         self.level = level
         self.parameter_count = parameters
-        self.memory_bytes: int = lib.sy_model_bytes(handle)
-        self.block_bytes: int = lib.sy_block_bytes(handle)
+        self.pooling = "last"  # of `embed`, where nothing else is asked for
+        self.dimensions = config.n_embd
+        self.batch_tokens = context  # of `embed`: texts come one after another
+        self.adapters: list[Adapter] = []
+        self._own_bytes: int = lib.sy_model_bytes(handle)
+        self.kv = Pool(handle)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Weights, adapters and workspace, without keys and values."""
+        return self._own_bytes + sum(adapter.memory_bytes for adapter in tuple(self.adapters))
 
     @classmethod
     def load(
         cls,
         gguf: GGUF,
-        buffer: bytes | bytearray | memoryview | mmap,
+        buffer: Buffer,
         *,
         threads: int,
         level: str = "auto",
@@ -129,45 +87,65 @@ class LlamaModel:
         `context` bounds sequences (default and maximum: what the model was trained for). `kv_f32` keeps keys and
         values in F32 instead of F16. Raises UnsupportedModel, BrokenModel, BadRequest, NoMemory.
         """
-        config = read_config(gguf)
+        config = read_config(gguf, buffer, context or 0)
         _check_threads(threads)
         level = _choose_level(level)
         if context is None:
             context = config.n_ctx_train
         if not 1 <= context <= min(config.n_ctx_train, MAX_CONTEXT):
             raise BadRequest("context", f"{context} is not between 1 and {config.n_ctx_train}")
+        places = plan(config, gguf.tensors)
+        weights = sum((place.packed_bytes + 63) // 64 * 64 for place in places)
+        c = ffi.new("sy_config *", {name: getattr(config, name) for name in _CONFIG_FIELDS})
+        c.activation = {"silu": lib.SY_SILU, "gelu": lib.SY_GELU}[config.activation]
+        c.n_ropes = len(config.ropes)
+        c.max_batch = min(MAX_BATCH, (context + 7) // 8 * 8)
+        c.max_logits = MAX_LOGITS
+        c.kv_f32 = kv_f32
         with ffi.from_buffer(buffer) as data:
-            plan = _plan(gguf, config, len(data))
-            weights = sum(
-                (lib.sy_packed_bytes(t.type, t.shape[1], t.shape[0]) + 63) // 64 * 64
-                for t, _, _ in plan
-                if len(t.shape) == 2
-            )
-            c = ffi.new(
-                "sy_config *",
-                {
-                    **{name: getattr(config, name) for name in _CONFIG_FIELDS},
-                    "max_batch": min(MAX_BATCH, (context + 7) // 8 * 8),
-                    "max_logits": MAX_LOGITS,
-                    "kv_f32": kv_f32,
-                },
-            )
+            for place in places:
+                check_extent(place.tensor, len(data))
             handle = lib.sy_model_new(c, LEVELS[level], threads, weights)
             if handle == ffi.NULL:
                 raise NoMemory("model", f"no memory for {weights} bytes of weights or no {threads} threads")
             handle = ffi.gc(handle, lib.sy_model_free)
-            for tensor, layer, slot in plan:
-                _put(handle, tensor, layer, slot, data + tensor.offset)
+            for i, rope in enumerate(config.ropes):
+                lib.sy_model_rope(handle, i, len(rope.frequencies), rope.frequencies, rope.magnitude)
+            for i, layer in enumerate(config.layers):
+                lib.sy_model_layer(handle, i, layer.window, layer.rope)
+            for place in places:
+                _put(handle, place, data + place.tensor.offset + place.offset)
         if "output.weight" not in gguf.tensors:
             lib.sy_model_tie(handle)
-        parameters = sum(t.elements for t, _, _ in plan)
-        return cls(handle, config, context, level, parameters)
+        parameters = sum(tensor.elements for tensor in gguf.tensors.values())
+        model = cls(handle, config, context, level, parameters)
+        model.pooling = hidden.POOLINGS.get(gguf.metadata.get(f"{config.architecture}.pooling_type"), "last")
+        return model
 
-    def sequence(self, max_tokens: int) -> Sequence:
-        """An empty sequence that can hold `max_tokens`. Its memory is taken as it grows."""
+    def sequence(self, max_tokens: int, adapter: Adapter | None = None) -> Sequence:
+        """An empty sequence that can hold `max_tokens`, computed with `adapter`. It takes memory as it grows."""
         if not 1 <= max_tokens <= self.context:
             raise BadRequest("max_tokens", f"{max_tokens} is not between 1 and the context of {self.context}")
-        return Sequence(self, max_tokens)
+        sequence = Sequence(self.kv, max_tokens)
+        sequence.adapter = adapter
+        return sequence
+
+    def attach(self, gguf: GGUF, buffer: Buffer) -> Adapter:
+        """A LoRA adapter out of a GGUF file, for sequences to go with. The buffer is not used afterwards.
+
+        Raises UnsupportedModel, BrokenModel, NoMemory.
+        """
+        with self._lock:
+            adapter = lora.load(self._live(), self.config, gguf, buffer)
+            self.adapters.append(adapter)
+        return adapter
+
+    def detach(self, adapter: Adapter) -> None:
+        """Forget an adapter, after the step that may be running. Sequences that use it can go no further."""
+        with self._lock:
+            if adapter in self.adapters:
+                self.adapters.remove(adapter)
+            adapter.close()
 
     def forward(self, sequence: Sequence, tokens: SequenceOf[int], *, logits: bool = True) -> Any:
         """Append tokens to a sequence; a `float *` to the n_vocab logits after the last one.
@@ -183,13 +161,18 @@ class LlamaModel:
 
     def forward_all(self, sequence: Sequence, tokens: SequenceOf[int]) -> list[list[float]]:
         """Append tokens; the logits after each of them."""
+        return [ffi.unpack(row, self.config.n_vocab) for row in self.forward_rows(sequence, tokens)]
+
+    def forward_rows(self, sequence: Sequence, tokens: SequenceOf[int]) -> Iterator[Any]:
+        """Append tokens; for each of them a `float *` to the logits after it, good until the next is asked for."""
         self._check([Piece(sequence, tokens)])
-        n = self.config.n_vocab
-        rows: list[list[float]] = []
         for start in range(0, len(tokens), MAX_LOGITS):
-            piece = Piece(sequence, tokens[start : start + MAX_LOGITS])
-            rows += (ffi.unpack(row, n) for row in self._step([piece], last=False))
-        return rows
+            yield from self._step([Piece(sequence, tokens[start : start + MAX_LOGITS])], last=False)
+
+    def embed(self, texts: SequenceOf[SequenceOf[int]], pooling: str | None = None) -> list[list[float]]:
+        """For each text, its tokens, the last hidden states made one vector of length 1: `mean`, `cls` or
+        `last`."""
+        return [hidden.embed(self, text, pooling or self.pooling) for text in texts]
 
     def step(self, batch: SequenceOf[Piece]) -> list[Any]:
         """One step over pieces of different sequences; for each piece its row of logits, or None.
@@ -217,7 +200,11 @@ class LlamaModel:
         """Free weights and all sequences, after the step that may be running. Closing twice is harmless."""
         with self._lock:
             handle, self._handle = self._handle, None
+            for adapter in self.adapters:
+                adapter.close()
+            self.adapters.clear()
             if handle is not None:
+                self.kv.close()
                 ffi.release(handle)
 
     def _live(self) -> Any:
@@ -229,8 +216,10 @@ class LlamaModel:
         if not batch:
             raise BadRequest("batch", "empty")
         for sequence, tokens, _ in batch:
-            if sequence._model is not self or sequence._closed:
+            if sequence.pool is not self.kv or sequence.closed:
                 raise BadRequest("sequence", "closed, or of another model")
+            if sequence.adapter is not None and sequence.adapter not in self.adapters:
+                raise BadRequest("adapter", "detached, or of another model")
             if not tokens:
                 raise BadRequest("tokens", "empty")
             if sequence.length + len(tokens) > sequence.max_tokens:
@@ -243,39 +232,54 @@ class LlamaModel:
                 bad = low if low < 0 else high
                 raise BadRequest("tokens", f"{bad} is not in the vocabulary of {self.config.n_vocab}")
 
-    def _step(self, batch: SequenceOf[Piece], *, last: bool) -> list[Any]:
-        """Rows for the last token of the pieces that want it, or (not last) for every token."""
+    def _step(
+        self, batch: SequenceOf[Piece], *, last: bool, pool: Callable[[Any, int], None] | None = None
+    ) -> list[Any]:
+        """Rows for the last token of the pieces that want it, or (not last) for every token.
+
+        With `pool`, rows of the last hidden state in place of logits, and only for its call: rows and their
+        stride.
+        """
         tokens: list[int] = []
         positions: list[int] = []
         owners: list[int] = []
         wants = bytearray()
+        want: int = 1 if pool is None else lib.SY_HIDDEN
         for index, piece in enumerate(batch):
             count, start = len(piece.tokens), piece.sequence.length
             tokens += piece.tokens
             positions += range(start, start + count)
             owners += [index] * count
             if last:
-                wants += bytes(count - 1) + bytes([piece.logits])
+                wants += bytes(count - 1) + bytes([piece.logits * want])
             else:
-                wants += b"\1" * count
+                wants += bytes([want]) * count
         with self._lock:
             handle = self._live()
+            adapters = ffi.NULL
+            if any(piece.sequence.adapter is not None for piece in batch):
+                used = [piece.sequence.adapter for piece in batch]
+                adapters = ffi.new("sy_adapter *[]", [ffi.NULL if one is None else one.live() for one in used])
             for piece in batch:
-                piece.sequence._grow(handle, piece.sequence.length + len(piece.tokens))
+                piece.sequence.reserve(piece.sequence.length + len(piece.tokens))
             status = lib.sy_forward(
                 handle,
                 len(tokens),
                 ffi.new("int32_t[]", tokens),
                 ffi.new("int32_t[]", positions),
                 ffi.new("int32_t[]", owners),
-                ffi.new("int32_t *[]", [piece.sequence._table for piece in batch]),
+                ffi.new("int32_t *[]", [piece.sequence.table for piece in batch]),
                 len(batch),
                 ffi.from_buffer("uint8_t[]", wants),
+                adapters,
             )
             if status:
                 raise BadRequest("batch", f"the kernels refused it ({status})")
             for piece in batch:
-                piece.sequence.length += len(piece.tokens)
+                piece.sequence.extend(piece.tokens)
+            if pool is not None:
+                pool(lib.sy_model_hidden(handle), lib.sy_model_hidden_stride(handle))
+                return []
             logits, stride = lib.sy_model_logits(handle), lib.sy_model_logits_stride(handle)
         if not last:
             return [logits + i * stride for i in range(len(tokens))]
@@ -296,9 +300,13 @@ _CONFIG_FIELDS = (
     "head_dim",
     "rope_dim",
     "n_vocab",
+    "rope_halves",
     "rms_eps",
-    "rope_theta",
-    "rope_scale",
+    "embed_scale",
+    "attn_scale",
+    "residual_scale",
+    "logit_scale",
+    "logit_cap",
 )
 
 
@@ -318,72 +326,13 @@ def _choose_level(level: str) -> str:
     return level
 
 
-def _plan(gguf: GGUF, config: LlamaConfig, size: int) -> list[tuple[Tensor, int, int]]:
-    """(tensor, layer, slot) of everything to load, each checked for presence, type, shape and extent."""
-    c = config
-    q, kv = c.n_head * c.head_dim, c.n_head_kv * c.head_dim
-    layer: dict[str, tuple[int, tuple[int, ...]]] = {
-        "attn_norm": (lib.SY_ATTN_NORM, (c.n_embd,)),
-        "attn_q": (lib.SY_ATTN_Q, (c.n_embd, q)),
-        "attn_k": (lib.SY_ATTN_K, (c.n_embd, kv)),
-        "attn_v": (lib.SY_ATTN_V, (c.n_embd, kv)),
-        "attn_output": (lib.SY_ATTN_O, (q, c.n_embd)),
-        "ffn_norm": (lib.SY_FFN_NORM, (c.n_embd,)),
-        "ffn_gate": (lib.SY_FFN_GATE, (c.n_embd, c.n_ff)),
-        "ffn_up": (lib.SY_FFN_UP, (c.n_embd, c.n_ff)),
-        "ffn_down": (lib.SY_FFN_DOWN, (c.n_ff, c.n_embd)),
-    }
-    wanted: dict[str, tuple[int, int, tuple[int, ...]]] = {
-        "token_embd.weight": (0, lib.SY_EMBED, (c.n_embd, c.n_vocab)),
-        "output_norm.weight": (0, lib.SY_OUTPUT_NORM, (c.n_embd,)),
-    }
-    for i in range(c.n_layer):
-        for name, (slot, shape) in layer.items():
-            wanted[f"blk.{i}.{name}.weight"] = (i, slot, shape)
-    for name, slot, shape in (
-        ("output.weight", lib.SY_OUTPUT, (c.n_embd, c.n_vocab)),
-        ("rope_freqs.weight", lib.SY_ROPE_FACTORS, (c.rope_dim // 2,)),
-    ):
-        if name in gguf.tensors:
-            wanted[name] = (0, slot, shape)
-    # A tensor that is not understood would change the result: refuse rather than leave it out.
-    for name in gguf.tensors:
-        if name not in wanted:
-            raise UnsupportedModel(name, "a tensor that this architecture is not known to have")
-    plan = []
-    for name, (index, slot, shape) in wanted.items():
-        tensor = gguf.tensors.get(name)
-        if tensor is None:
-            raise BrokenModel(name, "missing")
-        _check_tensor(tensor, shape, size)
-        plan.append((tensor, index, slot))
-    return plan
-
-
-def _check_tensor(tensor: Tensor, shape: tuple[int, ...], size: int) -> None:
-    if tuple(tensor.shape) != shape:
-        raise BrokenModel(tensor.name, f"shape {list(tensor.shape)} where {list(shape)} is expected")
-    elements = 1
-    for extent in shape:
-        elements *= extent
-    if tensor.type in _FLOATS:
-        nbytes = elements * _FLOATS[tensor.type]
-    elif tensor.type not in _QUANTS or len(shape) == 1:
-        raise UnsupportedModel(tensor.name, f"ggml type {tensor.type} is not supported here")
-    elif shape[0] % 32:
-        raise BrokenModel(tensor.name, f"rows of {shape[0]} are not whole blocks of 32")
+def _put(handle: Any, place: Place, source: Any) -> None:
+    source, type = ffi.cast("void *", source), place.tensor.type
+    if place.slot in MATRICES:
+        columns, rows = place.shape
+        slot = MATRICES[place.slot]
+        status = lib.sy_model_matrix(handle, place.layer, slot, type, rows, columns, source)
     else:
-        nbytes = elements // 32 * _QUANTS[tensor.type]
-    if tensor.nbytes != nbytes or tensor.offset < 0 or tensor.offset + nbytes > size:
-        raise BrokenModel(tensor.name, f"{nbytes} bytes at {tensor.offset} do not lie in a file of {size}")
-
-
-def _put(handle: Any, tensor: Tensor, layer: int, slot: int, source: Any) -> None:
-    source = ffi.cast("void *", source)
-    if len(tensor.shape) == 2:
-        cols, rows = tensor.shape
-        status = lib.sy_model_matrix(handle, layer, slot, tensor.type, rows, cols, source)
-    else:
-        status = lib.sy_model_vector(handle, layer, slot, tensor.type, tensor.shape[0], source)
+        status = lib.sy_model_vector(handle, place.layer, VECTORS[place.slot], type, place.shape[0], source)
     if status:
-        raise BrokenModel(tensor.name, f"the kernels refused it ({status})")
+        raise BrokenModel(place.tensor.name, f"the kernels refused it ({status})")

@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Weighing texts by how likely they are after a prompt: what is to be scored, in which order, and what follows.
+
+Each text is tokenized together with the prompt, as it would be read. Where that joins the end of the prompt with
+the beginning of a text, as vocabularies with long words do, there is no boundary between tokens to score from:
+then all texts are scored from where the tokens of all still agree. What is compared is so in any case the
+likelihood of prompt and text as a whole, and a softmax over it is exact.
+
+Texts that begin alike share the tokens that they begin with: they are walked as a tree, depth first, so that the
+cache of keys and values only ever grows at its end or is cut back there.
+"""
+
+from __future__ import annotations
+
+import math
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from typing import Any
+
+    from syntrop.runtimed.tokenizer import Tokenizer
+
+CANDIDATES_MAX = 256
+
+
+class Unscorable(ValueError):
+    """A text cannot be weighed: `index` tells which."""
+
+    def __init__(self, index: int, reason: str) -> None:
+        super().__init__(reason)
+        self.index = index
+
+
+def continuations(tokenizer: Tokenizer, prompt: str, texts: Sequence[str]) -> tuple[list[int], list[list[int]]]:
+    """The tokens that all share, and what follows them for each text. Raises Unscorable."""
+    shared = tokenizer.encode(prompt)
+    whole = [tokenizer.encode(prompt + text) for text in texts]
+    for index, tokens in enumerate(whole):
+        agreed = _agreed(shared, tokens)
+        if agreed == len(tokens):
+            raise Unscorable(index, "adds no token to the prompt")
+        del shared[agreed:]
+    if not shared:
+        raise Unscorable(0, "shares no token with the others: give a longer prompt")
+    return shared, [tokens[len(shared) :] for tokens in whole]
+
+
+def _agreed(left: Sequence[int], right: Sequence[int]) -> int:
+    """How many tokens both begin with."""
+    for index, (one, other) in enumerate(zip(left, right, strict=False)):
+        if one != other:
+            return index
+    return min(len(left), len(right))
+
+
+class _Node:
+    """A token at the end of a path that texts share; `total` is the logarithm of the path's probability."""
+
+    __slots__ = ("children", "depth", "ends", "token", "total")
+
+    def __init__(self, token: int, depth: int) -> None:
+        self.token = token
+        self.depth = depth
+        self.total = 0.0
+        self.children: dict[int, _Node] = {}
+        self.ends: list[int] = []  # the texts that end here
+
+
+class Scores:
+    """The walk: give `take` the distribution after the shared tokens, and after each token that it asks for."""
+
+    __slots__ = ("_left", "_node", "totals")
+
+    def __init__(self, paths: Sequence[Sequence[int]]) -> None:
+        self.totals = [0.0] * len(paths)  # natural logarithms; valid after the walk
+        self._node = _Node(-1, 0)
+        for index, path in enumerate(paths):
+            node = self._node
+            for token in path:
+                node = node.children.setdefault(token, _Node(token, node.depth + 1))
+            node.ends.append(index)
+        self._left: list[_Node] = []
+
+    def take(self, logprob: Callable[[int], float]) -> tuple[int, int] | None:
+        """Score what may come next.
+
+        (tokens after the shared ones to keep, token to read next), or None at the end.
+        """
+        for child in self._node.children.values():
+            child.total = self._node.total + logprob(child.token)
+            for index in child.ends:
+                self.totals[index] = child.total
+            if child.children:
+                self._left.append(child)
+        if not self._left:
+            return None
+        self._node = self._left.pop()
+        return self._node.depth - 1, self._node.token
+
+
+def decision(
+    candidates: Sequence[tuple[str, str]],
+    paths: Sequence[Sequence[int]],
+    totals: Sequence[float],
+    temperature: float,
+) -> dict[str, Any]:
+    """Runtime1's DecisionResult. `candidates`: (name, text)."""
+    order = sorted(range(len(totals)), key=lambda index: (-totals[index], index))
+    best = totals[order[0]]
+    shares = [math.exp((total - best) / temperature) if total > -math.inf else 0.0 for total in totals]
+    whole = sum(shares)
+    shares = [share / whole for share in shares]
+    return {
+        "winner": candidates[order[0]][0],
+        "confidence": shares[order[0]],
+        "raw_probability": math.exp(best),
+        "margin": shares[order[0]] - shares[order[1]],
+        "entropy": -sum(share * math.log(share) for share in shares if share > 0) + 0.0,
+        "candidates": [
+            {
+                "name": candidates[index][0],
+                "token": candidates[index][1],
+                "token_id": paths[index][0],
+                "logit": finite(totals[index]),
+                "probability": shares[index],
+                "tokens": len(paths[index]),
+                "per_token": finite(totals[index] / len(paths[index])),
+            }
+            for index in order
+        ],
+    }
+
+
+def finite(logprob: float) -> float:
+    """A logarithm of a probability as JSON can carry it: impossible is -9999, as in OpenAI's interface."""
+    return max(logprob, -9999.0)

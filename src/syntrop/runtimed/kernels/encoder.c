@@ -1,0 +1,597 @@
+// SPDX-License-Identifier: Apache-2.0
+/* The forward of encoders of the BERT family: all tokens of a batch of texts through all layers, as one job of the pool.
+ *
+ * Texts stand side by side without padding; only attention knows where one ends. Its kernel is the decoders' own: it
+ * takes rows that share keys and values, meant for the heads of a group at one position. Here the rows are up to 32
+ * tokens of one head, all at the last position of their text, from where every token is seen. So queries are laid out
+ * head by head, and keys and values in blocks of their own.
+ *
+ * x is the residual stream and, between a norm and the next sum, also the input of the next product.
+ */
+#define _GNU_SOURCE
+#include <math.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+
+#include "encoder.cdef"
+#include "engine.h"
+
+#define MATRICES 6
+#define VECTORS 10
+#define STAGES 11 /* of a layer, at most */
+#define RUN 128   /* tokens of one piece of a product: the panel stays in L1, their activations in L2 */
+
+typedef struct {
+    sy_matrix matrix[MATRICES];
+    float *vector[VECTORS];
+} layer;
+
+typedef struct {
+    int32_t start, text; /* tokens start … of that text, up to ATTEND_ROWS of them */
+} tile;
+
+struct sy_encoder {
+    sy_encoder_config c;
+    const sy_ops *ops;
+    int threads;
+    int coded; /* whether any matrix of a layer is quantised, and activations must be too */
+    pthread_mutex_t busy;
+
+    uint8_t *weights, *work;
+    size_t weight_bytes, weight_used, work_bytes;
+    layer *layers;
+    sy_matrix words, positions, types;
+    float *embed_norm, *embed_norm_bias;
+
+    int32_t head_dim, head_pad;
+    size_t x_stride, h_stride, head_bytes; /* of one head's keys and values in a block */
+    float *x, *q, *k, *v, *type_row;
+    float *by_head, *by_head_out; /* [head][token][head_dim] */
+    sy_acts input, attended, hidden;
+    uint8_t *cache, **blocks;
+    int32_t *iota, *first_block, *text; /* text: of each token */
+    tile *tiles;
+};
+
+typedef struct {
+    sy_encoder *e;
+    int32_t n, n_texts, n_tiles;
+    const int32_t *starts, *tokens;
+    int pooling;
+    float *out;
+} batch;
+
+static size_t round_up(size_t n, size_t to) { return (n + to - 1) / to * to; }
+
+static void *reserve(size_t bytes)
+{
+    void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    return p == MAP_FAILED ? NULL : p;
+}
+
+static void *carve(uint8_t *base, size_t *at, size_t bytes)
+{
+    size_t start = *at;
+    *at += round_up(bytes, 64);
+    return base ? base + start : NULL;
+}
+
+static void carve_acts(sy_acts *a, uint8_t *base, size_t *at, int32_t cols, size_t tokens, int own)
+{
+    size_t groups = round_up(tokens, GROUP) / GROUP, blocks = (size_t)(cols / QBLOCK);
+    a->cols = cols;
+    a->blocks = cols / QBLOCK;
+    a->lanes = GROUP;
+    a->f_stride = round_up((size_t)cols, QBLOCK);
+    a->q = carve(base, at, groups * blocks * 2 * QBLOCK * GROUP);
+    a->d = carve(base, at, groups * blocks * GROUP * 4);
+    a->s = carve(base, at, groups * blocks * SUMS * GROUP * 4);
+    a->neg = carve(base, at, groups * blocks * SUMS * GROUP * 4);
+    if (own)
+        a->f = carve(base, at, groups * GROUP * a->f_stride * 4);
+}
+
+/* Most blocks of a batch: each text may leave one unfilled, and has a token at least. */
+static size_t most_blocks(const sy_encoder *e) { return (size_t)e->c.max_tokens; }
+
+static size_t carve_all(sy_encoder *e, uint8_t *base)
+{
+    const sy_encoder_config *c = &e->c;
+    size_t at = 0, n = round_up((size_t)c->max_tokens, GROUP), embd = (size_t)c->n_embd;
+    e->x_stride = round_up(embd, QBLOCK);
+    e->h_stride = round_up((size_t)c->n_ff, QBLOCK);
+    e->x = carve(base, &at, n * e->x_stride * 4);
+    e->q = carve(base, &at, n * e->x_stride * 4);
+    e->k = carve(base, &at, n * e->x_stride * 4);
+    e->v = carve(base, &at, n * e->x_stride * 4);
+    e->by_head = carve(base, &at, n * embd * 4);
+    e->by_head_out = carve(base, &at, n * embd * 4);
+    e->type_row = carve(base, &at, e->x_stride * 4);
+    carve_acts(&e->input, base, &at, c->n_embd, n, 0);
+    e->input.f = e->x;
+    carve_acts(&e->attended, base, &at, c->n_embd, n, 1);
+    carve_acts(&e->hidden, base, &at, c->n_ff, n, 1);
+    e->cache = carve(base, &at, most_blocks(e) * (size_t)c->n_head * e->head_bytes);
+    e->blocks = carve(base, &at, most_blocks(e) * sizeof *e->blocks);
+    e->iota = carve(base, &at, most_blocks(e) * 4);
+    e->first_block = carve(base, &at, n * 4);
+    e->text = carve(base, &at, n * 4);
+    e->tiles = carve(base, &at, n * sizeof *e->tiles);
+    e->embed_norm = carve(base, &at, embd * 4);
+    e->embed_norm_bias = carve(base, &at, embd * 4);
+    e->layers = carve(base, &at, (size_t)c->n_layer * sizeof *e->layers);
+    for (int32_t i = 0; i < c->n_layer; i++)
+        for (int slot = 0; slot < VECTORS; slot++) {
+            float *place = carve(base, &at, round_up((size_t)(slot == SY_ENC_UP ? c->n_ff : c->n_embd), PANEL) * 4);
+            if (base)
+                e->layers[i].vector[slot] = place;
+        }
+    return at;
+}
+
+static void fill(float *x, int32_t n, float value)
+{
+    for (int32_t i = 0; i < n; i++)
+        x[i] = value;
+}
+
+sy_encoder *sy_encoder_new(const sy_encoder_config *c, int level, int threads, size_t weight_bytes)
+{
+    const sy_ops *ops = sy_ops_of(level);
+    if (!ops || threads < 1 || c->n_layer < 1 || c->n_layer > (SY_MAX_STAGES - 8) / STAGES || c->n_embd < 1 ||
+        c->n_ff < 1 || c->n_vocab < 1 || c->n_head < 1 || c->n_embd % c->n_head || c->n_embd / c->n_head > MAX_HEAD ||
+        c->n_positions < 1 || c->n_types < 0 || c->max_tokens < c->n_positions)
+        return NULL;
+    sy_encoder *e = calloc(1, sizeof *e);
+    if (!e)
+        return NULL;
+    e->c = *c;
+    e->ops = ops;
+    e->threads = threads;
+    e->head_dim = c->n_embd / c->n_head;
+    e->head_pad = (int32_t)round_up((size_t)e->head_dim, PANEL);
+    e->head_bytes = (size_t)e->head_pad * SY_BLOCK * 4 * 2;
+    if (sy_pool_acquire(threads)) {
+        free(e);
+        return NULL;
+    }
+    pthread_mutex_init(&e->busy, NULL);
+    e->work_bytes = carve_all(e, NULL);
+    e->work = reserve(e->work_bytes);
+    e->weight_bytes = round_up(weight_bytes + 64, 4096);
+    e->weights = reserve(e->weight_bytes);
+    if (!e->work || !e->weights) {
+        sy_encoder_free(e);
+        return NULL;
+    }
+    carve_all(e, e->work);
+    for (size_t i = 0; i < most_blocks(e); i++) {
+        e->iota[i] = (int32_t)i;
+        e->blocks[i] = e->cache + i * (size_t)c->n_head * e->head_bytes;
+    }
+    fill(e->embed_norm, c->n_embd, 1);
+    for (int32_t i = 0; i < c->n_layer; i++) {
+        fill(e->layers[i].vector[SY_ENC_ATTN_NORM], c->n_embd, 1);
+        fill(e->layers[i].vector[SY_ENC_OUTPUT_NORM], c->n_embd, 1);
+    }
+    return e;
+}
+
+void sy_encoder_free(sy_encoder *e)
+{
+    if (!e)
+        return;
+    if (e->work)
+        munmap(e->work, e->work_bytes);
+    if (e->weights)
+        munmap(e->weights, e->weight_bytes);
+    pthread_mutex_destroy(&e->busy);
+    free(e);
+    sy_pool_release();
+}
+
+size_t sy_encoder_bytes(const sy_encoder *e) { return e->weight_bytes + e->work_bytes; }
+
+int sy_encoder_threads(sy_encoder *e, int threads)
+{
+    if (threads < 1)
+        return SY_ERR_ARGUMENT;
+    int result = sy_pool_grow(threads);
+    if (result == 0) {
+        pthread_mutex_lock(&e->busy);
+        e->threads = threads;
+        pthread_mutex_unlock(&e->busy);
+    }
+    return result;
+}
+
+/* Loading */
+
+struct packing {
+    sy_matrix *m;
+    const void *src;
+};
+
+static void pack_job(void *p, sy_walk *w)
+{
+    struct packing *job = p;
+    int32_t panels = job->m->panels, chunk = panels / (w->threads * 4) + 1, first, last;
+    while (sy_claim(w, panels, chunk, &first, &last))
+        sy_pack_panels(job->m, job->src, first, last);
+    sy_stage_end(w, panels);
+}
+
+static int is_float(const sy_matrix *m) { return m->type == SY_F32 || m->type == SY_F16 || m->type == SY_BF16; }
+
+int sy_encoder_matrix(sy_encoder *e, int32_t index, int slot, int type, int32_t rows, int32_t cols, const void *src)
+{
+    const sy_encoder_config *c = &e->c;
+    sy_matrix *m = NULL;
+    int32_t want_rows = c->n_embd, want_cols = c->n_embd;
+    if (slot >= 0 && slot < MATRICES && index >= 0 && index < c->n_layer) {
+        m = &e->layers[index].matrix[slot];
+        want_rows = slot == SY_ENC_UP ? c->n_ff : c->n_embd;
+        want_cols = slot == SY_ENC_DOWN ? c->n_ff : c->n_embd;
+    } else if (slot == SY_ENC_WORDS) {
+        m = &e->words;
+        want_rows = c->n_vocab;
+    } else if (slot == SY_ENC_POSITIONS) {
+        m = &e->positions;
+        want_rows = c->n_positions;
+    } else if (slot == SY_ENC_TYPES) {
+        m = &e->types;
+        want_rows = c->n_types;
+    }
+    if (!m || m->data || rows != want_rows || cols != want_cols || sy_matrix_shape(m, type, rows, cols))
+        return SY_ERR_ARGUMENT;
+    size_t bytes = round_up((size_t)m->panels * m->panel_bytes, 64);
+    if (bytes > e->weight_bytes - e->weight_used)
+        return SY_ERR_MEMORY;
+    m->data = e->weights + e->weight_used;
+    e->weight_used += bytes;
+    struct packing job = {m, src};
+    sy_pool_run(pack_job, &job, e->threads, 1);
+    if (slot < MATRICES && !is_float(m))
+        e->coded = 1;
+    if (slot == SY_ENC_TYPES)
+        sy_unpack_row(m, 0, e->type_row);
+    return 0;
+}
+
+int sy_encoder_vector(sy_encoder *e, int32_t index, int slot, int type, int32_t n, const void *src)
+{
+    float *to = NULL;
+    if (slot >= 0 && slot < VECTORS && index >= 0 && index < e->c.n_layer)
+        to = e->layers[index].vector[slot];
+    else if (slot == SY_ENC_EMBED_NORM)
+        to = e->embed_norm;
+    else if (slot == SY_ENC_EMBED_NORM_BIAS)
+        to = e->embed_norm_bias;
+    if (!to || n != (slot == SY_ENC_UP ? e->c.n_ff : e->c.n_embd) ||
+        (type != SY_F32 && type != SY_F16 && type != SY_BF16))
+        return SY_ERR_ARGUMENT;
+    for (int32_t i = 0; i < n; i++) {
+        uint16_t half;
+        if (type == SY_F32) {
+            memcpy(&to[i], (const uint8_t *)src + (size_t)i * 4, 4);
+        } else {
+            memcpy(&half, (const uint8_t *)src + (size_t)i * 2, 2);
+            to[i] = type == SY_F16 ? sy_half_to_float(half) : sy_bf16_to_float(half);
+        }
+    }
+    return 0;
+}
+
+/* The forward */
+
+/* x / 2 × (1 + erf(x / √2)). The tail of erf is Abramowitz and Stegun's 7.1.26, good to 1.5e-7: what the sum with 1 would
+   round away is kept where x is negative. */
+static void gelu(const sy_ops *ops, float *x)
+{
+    float tail[PANEL], power[PANEL];
+    for (int i = 0; i < PANEL; i++) {
+        float z = fabsf(x[i]) * 0.70710678f, t = 1.0f / (1.0f + 0.3275911f * z);
+        tail[i] = t * (0.254829592f +
+                       t * (-0.284496736f + t * (1.421413741f + t * (-1.453152027f + t * 1.061405429f))));
+        power[i] = -z * z;
+    }
+    ops->exp(power, power, PANEL);
+    for (int i = 0; i < PANEL; i++) {
+        float upper = tail[i] * power[i];
+        x[i] *= 0.5f * (x[i] < 0 ? upper : 2.0f - upper);
+    }
+}
+
+#define LANES 16 /* sums that run side by side, so that the compiler may use registers of any width */
+
+static float total(const float *lanes)
+{
+    float sum = 0;
+    for (int i = 0; i < LANES; i++)
+        sum += lanes[i];
+    return sum;
+}
+
+/* x = (x - mean) / deviation × weight + bias */
+static void layer_norm(float *x, int32_t n, float eps, const float *weight, const float *bias)
+{
+    float sums[LANES] = {0}, squares[LANES] = {0};
+    int32_t i = 0;
+    for (; i + LANES <= n; i += LANES)
+        for (int j = 0; j < LANES; j++)
+            sums[j] += x[i + j];
+    for (; i < n; i++)
+        sums[0] += x[i];
+    float mean = total(sums) / (float)n;
+    for (i = 0; i + LANES <= n; i += LANES)
+        for (int j = 0; j < LANES; j++)
+            squares[j] += (x[i + j] - mean) * (x[i + j] - mean);
+    for (; i < n; i++)
+        squares[0] += (x[i] - mean) * (x[i] - mean);
+    float scale = 1.0f / sqrtf(total(squares) / (float)n + eps);
+    for (i = 0; i < n; i++)
+        x[i] = (x[i] - mean) * scale * weight[i] + bias[i];
+}
+
+static int normalize(sy_walk *w, const batch *b, const float *weight, const float *bias, int embed)
+{
+    sy_encoder *e = b->e;
+    int32_t first, last, n_embd = e->c.n_embd;
+    while (sy_claim(w, b->n, 4, &first, &last))
+        for (int32_t t = first; t < last; t++) {
+            float *x = e->x + (size_t)t * e->x_stride;
+            if (embed) {
+                float *position = e->q + (size_t)t * e->x_stride; /* not in use yet */
+                sy_unpack_row(&e->words, b->tokens[t], x);
+                sy_unpack_row(&e->positions, t - b->starts[e->text[t]], position);
+                for (int32_t i = 0; i < n_embd; i++)
+                    x[i] += position[i] + e->type_row[i];
+            }
+            layer_norm(x, n_embd, e->c.eps, weight, bias);
+            if (e->coded)
+                e->ops->quantize(x, n_embd, &e->input, t, 0);
+        }
+    return sy_stage_end(w, b->n);
+}
+
+/* Columns [panel × 16, …) of out, for one run of tokens: (out or 0) + bias + matrix · a. */
+static void product(const batch *b, const sy_matrix *m, int32_t panel, int32_t run, const float *bias, const sy_acts *a,
+                    float *out, size_t stride, int add)
+{
+    int32_t t0 = run * RUN, t1 = b->n - t0 < RUN ? b->n : t0 + RUN;
+    out += (size_t)t0 * stride + (size_t)panel * PANEL;
+    bias += panel * PANEL;
+    for (int32_t t = 0; t < t1 - t0; t++)
+        for (int i = 0; i < PANEL; i++)
+            out[(size_t)t * stride + (size_t)i] = (add ? out[(size_t)t * stride + (size_t)i] : 0) + bias[i];
+    b->e->ops->matmul(m, panel, a, t0, t1, out, stride, 1);
+}
+
+static int32_t runs(const batch *b) { return (b->n + RUN - 1) / RUN; }
+
+static int project(sy_walk *w, const batch *b, const layer *l)
+{
+    sy_encoder *e = b->e;
+    float *const outs[3] = {e->q, e->k, e->v};
+    int32_t panels = l->matrix[SY_ENC_Q].panels, units = 3 * panels * runs(b), first, last;
+    while (sy_claim(w, units, 1, &first, &last)) {
+        int32_t run = first / (3 * panels), which = first / panels % 3;
+        product(b, &l->matrix[which], first % panels, run, l->vector[which], &e->input, outs[which], e->x_stride, 0);
+    }
+    return sy_stage_end(w, units);
+}
+
+static int add_product(sy_walk *w, const batch *b, const layer *l, int slot, const sy_acts *a)
+{
+    int32_t panels = l->matrix[slot].panels, units = panels * runs(b), first, last;
+    while (sy_claim(w, units, 1, &first, &last))
+        product(b, &l->matrix[slot], first % panels, first / panels, l->vector[slot], a, b->e->x, b->e->x_stride, 1);
+    return sy_stage_end(w, units);
+}
+
+/* Queries head by head, keys and values into their blocks. */
+static int regroup(sy_walk *w, const batch *b)
+{
+    sy_encoder *e = b->e;
+    int32_t dim = e->head_dim, first, last;
+    while (sy_claim(w, b->n, 4, &first, &last))
+        for (int32_t t = first; t < last; t++) {
+            size_t from = (size_t)t * e->x_stride;
+            int32_t at = t - b->starts[e->text[t]];
+            uint8_t *block = e->blocks[e->first_block[e->text[t]] + at / SY_BLOCK];
+            for (int32_t h = 0; h < e->c.n_head; h++) {
+                uint8_t *keys = block + (size_t)h * e->head_bytes;
+                memcpy(e->by_head + ((size_t)h * (size_t)b->n + (size_t)t) * (size_t)dim, e->q + from + h * dim,
+                       (size_t)dim * 4);
+                e->ops->store_kv(keys, keys + e->head_bytes / 2, at % SY_BLOCK, e->k + from + h * dim,
+                                 e->v + from + h * dim, dim, e->head_pad, 1);
+            }
+        }
+    return sy_stage_end(w, b->n);
+}
+
+static int attend(sy_walk *w, const batch *b)
+{
+    sy_encoder *e = b->e;
+    int32_t units = b->n_tiles * e->c.n_head, first, last;
+    while (sy_claim(w, units, 1, &first, &last)) {
+        const tile *tl = &e->tiles[first / e->c.n_head];
+        int32_t h = first % e->c.n_head, end = b->starts[tl->text + 1];
+        size_t place = ((size_t)h * (size_t)b->n + (size_t)tl->start) * (size_t)e->head_dim;
+        sy_attend a = {
+            .q = e->by_head + place,
+            .tokens = 1,
+            .first = end - b->starts[tl->text] - 1,
+            .heads = end - tl->start < ATTEND_ROWS ? end - tl->start : ATTEND_ROWS,
+            .head_dim = e->head_dim,
+            .head_pad = e->head_pad,
+            .kv_f32 = 1,
+            .table = e->iota + e->first_block[tl->text],
+            .blocks = e->blocks,
+            .key = (size_t)h * e->head_bytes,
+            .value = (size_t)h * e->head_bytes + e->head_bytes / 2,
+            .scale = 1.0f / sqrtf((float)e->head_dim),
+            .out = e->by_head_out + place,
+        };
+        e->ops->attend(&a);
+    }
+    return sy_stage_end(w, units);
+}
+
+static int gather(sy_walk *w, const batch *b)
+{
+    sy_encoder *e = b->e;
+    size_t dim = (size_t)e->head_dim;
+    int32_t first, last;
+    while (sy_claim(w, b->n, 4, &first, &last))
+        for (int32_t t = first; t < last; t++) {
+            float *row = e->attended.f + (size_t)t * e->attended.f_stride;
+            for (int32_t h = 0; h < e->c.n_head; h++)
+                memcpy(row + (size_t)h * dim, e->by_head_out + ((size_t)h * (size_t)b->n + (size_t)t) * dim, dim * 4);
+            if (e->coded)
+                e->ops->quantize(row, e->c.n_embd, &e->attended, t, 0);
+        }
+    return sy_stage_end(w, b->n);
+}
+
+static int widen(sy_walk *w, const batch *b, const layer *l)
+{
+    sy_encoder *e = b->e;
+    int32_t panels = l->matrix[SY_ENC_UP].panels, units = panels * runs(b), first, last;
+    while (sy_claim(w, units, 1, &first, &last)) {
+        int32_t panel = first % panels, run = first / panels, end = b->n < (run + 1) * RUN ? b->n : (run + 1) * RUN;
+        product(b, &l->matrix[SY_ENC_UP], panel, run, l->vector[SY_ENC_UP], &e->input, e->hidden.f, e->h_stride, 0);
+        for (int32_t t = run * RUN; t < end; t++)
+            gelu(e->ops, e->hidden.f + (size_t)t * e->h_stride + (size_t)panel * PANEL);
+    }
+    return sy_stage_end(w, units);
+}
+
+static int encode_hidden(sy_walk *w, const batch *b)
+{
+    sy_encoder *e = b->e;
+    int32_t first, last;
+    while (sy_claim(w, b->n, 4, &first, &last))
+        for (int32_t t = first; t < last; t++)
+            e->ops->quantize(e->hidden.f + (size_t)t * e->h_stride, e->c.n_ff, &e->hidden, t, 0);
+    return sy_stage_end(w, b->n);
+}
+
+static int pool(sy_walk *w, const batch *b)
+{
+    const sy_encoder *e = b->e;
+    int32_t n = e->c.n_embd, first, last;
+    while (sy_claim(w, b->n_texts, 1, &first, &last)) {
+        int32_t from = b->starts[first], end = b->starts[first + 1];
+        float *out = b->out + (size_t)first * (size_t)n;
+        if (b->pooling == SY_POOL_CLS)
+            end = from + 1;
+        else if (b->pooling == SY_POOL_LAST)
+            from = end - 1;
+        memset(out, 0, (size_t)n * 4);
+        for (int32_t t = from; t < end; t++)
+            for (int32_t i = 0; i < n; i++)
+                out[i] += e->x[(size_t)t * e->x_stride + (size_t)i];
+        /* The mean's divisor falls out of the length. */
+        double squares = 0;
+        for (int32_t i = 0; i < n; i++)
+            squares += (double)out[i] * out[i];
+        float scale = squares > 0 ? (float)(1 / sqrt(squares)) : 0;
+        for (int32_t i = 0; i < n; i++)
+            out[i] *= scale;
+    }
+    return sy_stage_end(w, b->n_texts);
+}
+
+static void run(void *p, sy_walk *w)
+{
+    const batch *b = p;
+    sy_encoder *e = b->e;
+    if (!normalize(w, b, e->embed_norm, e->embed_norm_bias, 1))
+        return;
+    for (int32_t i = 0; i < e->c.n_layer; i++) {
+        const layer *l = &e->layers[i];
+        float *const *v = l->vector;
+        if (!(project(w, b, l) && regroup(w, b) && attend(w, b) && gather(w, b) &&
+              add_product(w, b, l, SY_ENC_O, &e->attended) &&
+              normalize(w, b, v[SY_ENC_ATTN_NORM], v[SY_ENC_ATTN_NORM_BIAS], 0) && widen(w, b, l) &&
+              (!e->coded || encode_hidden(w, b)) && add_product(w, b, l, SY_ENC_DOWN, &e->hidden) &&
+              normalize(w, b, v[SY_ENC_OUTPUT_NORM], v[SY_ENC_OUTPUT_NORM_BIAS], 0)))
+            return;
+    }
+    pool(w, b);
+}
+
+static int complete(const sy_encoder *e)
+{
+    for (int32_t i = 0; i < e->c.n_layer; i++)
+        for (int slot = 0; slot < MATRICES; slot++)
+            if (!e->layers[i].matrix[slot].data)
+                return 0;
+    return e->words.data && e->positions.data;
+}
+
+static int check(const sy_encoder *e, int32_t n_texts, const int32_t *starts, const int32_t *tokens, int pooling)
+{
+    if (!complete(e) || n_texts < 1 || n_texts > e->c.max_tokens || starts[0] != 0 || pooling < SY_POOL_MEAN ||
+        pooling > SY_POOL_LAST)
+        return SY_ERR_ARGUMENT;
+    for (int32_t i = 0; i < n_texts; i++)
+        if (starts[i + 1] <= starts[i] || starts[i + 1] > e->c.max_tokens ||
+            starts[i + 1] - starts[i] > e->c.n_positions)
+            return SY_ERR_ARGUMENT;
+    for (int32_t t = 0; t < starts[n_texts]; t++)
+        if (tokens[t] < 0 || tokens[t] >= e->c.n_vocab)
+            return SY_ERR_ARGUMENT;
+    return 0;
+}
+
+int sy_encode(sy_encoder *e, int32_t n_texts, const int32_t *starts, const int32_t *tokens, int pooling, float *out)
+{
+    pthread_mutex_lock(&e->busy);
+    int result = check(e, n_texts, starts, tokens, pooling);
+    if (result == 0) {
+        batch b = {e, starts[n_texts], n_texts, 0, starts, tokens, pooling, out};
+        for (int32_t i = 0, block = 0; i < n_texts; i++) {
+            e->first_block[i] = block;
+            block += (starts[i + 1] - starts[i] + SY_BLOCK - 1) / SY_BLOCK;
+            for (int32_t t = starts[i]; t < starts[i + 1]; t++) {
+                e->text[t] = i;
+                if ((t - starts[i]) % ATTEND_ROWS == 0)
+                    e->tiles[b.n_tiles++] = (tile){t, i};
+            }
+        }
+        sy_pool_run(run, &b, e->threads, e->c.n_layer * STAGES + 3);
+    }
+    pthread_mutex_unlock(&e->busy);
+    return result;
+}
+
+void sy_add_rows(const float *rows, size_t stride, int32_t n, int32_t cols, double *sums)
+{
+    for (int32_t t = 0; t < n; t++)
+        for (int32_t i = 0; i < cols; i++)
+            sums[i] += rows[(size_t)t * stride + (size_t)i];
+}
+
+void sy_unit_vector(const double *sums, int32_t cols, float *out)
+{
+    double squares = 0;
+    for (int32_t i = 0; i < cols; i++)
+        squares += sums[i] * sums[i];
+    double scale = squares > 0 ? 1 / sqrt(squares) : 0; /* the mean's divisor falls out */
+    for (int32_t i = 0; i < cols; i++)
+        out[i] = (float)(sums[i] * scale);
+}
+
+int sy_test_gelu(int level, int32_t n, const float *x, float *y)
+{
+    const sy_ops *ops = sy_ops_of(level);
+    if (!ops || n % PANEL)
+        return SY_ERR_ARGUMENT;
+    memcpy(y, x, (size_t)n * 4);
+    for (int32_t i = 0; i < n; i += PANEL)
+        gelu(ops, y + i);
+    return 0;
+}

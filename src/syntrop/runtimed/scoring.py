@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A decision as the engine runs it: a generation whose tokens are given, and which looks at how likely they were.
+
+The prompt is read once, as any prompt is, beside what else runs. Then each step reads one token that the texts
+share; where two part, the cache is cut back to the fork. A text of one token costs no step at all.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from syntrop.runtimed.decide import Scores
+from syntrop.runtimed.generation import Generation
+from syntrop.runtimed.sampler import Sampling, logprobs
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from syntrop.runtimed.engine import Engine
+    from syntrop.runtimed.generation import Runnable
+
+
+class Scoring(Generation):
+    """`totals` has the logarithm of each path's probability after the shared tokens, once `next` gave None."""
+
+    def __init__(
+        self, engine: Engine, runnable: Runnable, shared: Sequence[int], paths: Sequence[Sequence[int]]
+    ) -> None:
+        """Shared tokens and the longest path fit into the context together."""
+        super().__init__(engine, runnable, shared, Sampling(seed=1), max(map(len, paths)), ())
+        self._scores = Scores(paths)
+
+    @property
+    def totals(self) -> list[float]:
+        return self._scores.totals
+
+    def start(self) -> None:
+        self.open_cache()
+
+    def advance(self, logits: Any) -> bool:
+        n_vocab = len(self.runnable.tokenizer)
+        self._made += 1
+        step = self._scores.take(lambda token: logprobs(logits, n_vocab, token).logprob)
+        if step is None:
+            self._finish("stop")
+            return False
+        kept, token = step
+        kept += len(self.prompt)
+        self.tokens[kept:] = [token]
+        if self.cache is not None and self.cache.length > kept:
+            self.cache.truncate(kept)
+        return True
