@@ -379,7 +379,6 @@ def _models_starter(options: argparse.Namespace) -> int:
     return models.fetch_starter(options.to)
 
 
-<<<<<<< HEAD
 def _run_tool(options: argparse.Namespace) -> int:
     from syntrop.ctl import run as verb
     from syntrop.ctl import tooling
@@ -401,7 +400,8 @@ def _history(options: argparse.Namespace) -> int:
     from syntrop.ctl import tooling
 
     return tooling.run(verb.history(options.since, options.limit, options.json))
-=======
+
+
 def _models_loaded(options: argparse.Namespace) -> int:
     from syntrop.ctl import runtime
 
@@ -412,7 +412,6 @@ def _models_unload(options: argparse.Namespace) -> int:
     from syntrop.ctl import runtime
 
     return runtime.run(runtime.unload(options.model))
->>>>>>> three
 
 
 def _call(options: argparse.Namespace) -> int:
