@@ -133,7 +133,7 @@ class Context1:
     # --- inside --------------------------------------------------------------------------------------------
 
     def _keeper(self) -> Keeper:
-        """The one keeper; its lock is what keeps the store whole. In the loop's thread: two would be made in others."""
+        """The one keeper, whose lock keeps the store whole. For the loop's thread only: others might make two."""
         if self._keeper_made is None:
             from syntrop.contextd.keeper import Keeper, Options
 
