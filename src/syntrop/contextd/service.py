@@ -59,7 +59,8 @@ class Context1:
         since_us = _since(since_seconds)
         operator = await self._operator(call)
         await self._caught_up()
-        return await self._in_store(lambda: self._diffs(since_us, operator))
+        keeper = self._keeper()
+        return await self._in_store(lambda: self._diffs(keeper, since_us, operator))
 
     async def ListEvents(
         self, call: Call, unit: str | None = None, since_seconds: int | None = None, limit: int | None = None
@@ -70,7 +71,8 @@ class Context1:
             raise _invalid("limit")
         operator = await self._operator(call)
         await self._caught_up()
-        return {"events": await self._in_store(lambda: self._events(name, since_us, limit or LISTED, operator))}
+        keeper, most = self._keeper(), limit or LISTED
+        return {"events": await self._in_store(lambda: self._events(keeper, name, since_us, most, operator))}
 
     async def RecordEvent(
         self,
@@ -98,8 +100,9 @@ class Context1:
             source, summary, unit=name, details=details, private=True, extra={"k": "recorded"}
         )
 
+        keeper = self._keeper()
+
         def record() -> Event:
-            keeper = self._keeper()
             with keeper.lock.urgent:
                 keeper.open()
                 return keeper.record([draft])[0]
@@ -130,6 +133,7 @@ class Context1:
     # --- inside --------------------------------------------------------------------------------------------
 
     def _keeper(self) -> Keeper:
+        """The one keeper, whose lock keeps the store whole. For the loop's thread only: others might make two."""
         if self._keeper_made is None:
             from syntrop.contextd.keeper import Keeper, Options
 
@@ -218,22 +222,24 @@ class Context1:
                     self._watchers.discard(queue)
                     break
 
-    def _diffs(self, since_us: int, operator: bool) -> dict[str, Any]:
+    @staticmethod
+    def _diffs(keeper: Keeper, since_us: int, operator: bool) -> dict[str, Any]:
         from syntrop.contextd.clock import now_us
         from syntrop.contextd.context import Teller
 
-        keeper = self._keeper()
         with keeper.lock.urgent:
             keeper.open()
             events = keeper.chronology.since(now_us() - since_us, lambda event: event.source == "file")
             tell = Teller(keeper.chronology.details, operator=operator)
             return {"diffs": [tell.diff(event) for event in events], "watched_since_us": keeper.watched_since_us}
 
-    def _events(self, unit: str | None, since_us: int, limit: int, operator: bool) -> list[dict[str, Any]]:
+    @staticmethod
+    def _events(
+        keeper: Keeper, unit: str | None, since_us: int, limit: int, operator: bool
+    ) -> list[dict[str, Any]]:
         from syntrop.contextd.clock import now_us
         from syntrop.contextd.context import Teller
 
-        keeper = self._keeper()
         with keeper.lock.urgent:
             keeper.open()
             with keeper.journals.open() as reader:

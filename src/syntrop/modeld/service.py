@@ -60,10 +60,16 @@ class Model1:
         return {"fd": call.give_fd(handle), "size": size, "digest": naming.digest_id(digest)}
 
     async def OpenSealed(
-        self, call: Call, id: str, offset: int, length: int, file: str | None = None
+        self,
+        call: Call,
+        id: str,
+        offset: int,
+        length: int,
+        file: str | None = None,
+        allowInteractiveAuthentication: bool | None = None,
     ) -> dict[str, Any]:
         # The memory is ours until the last holder closes it: not for everybody to have as much of as they like.
-        await _authorize(call, id, None)
+        await _authorize(call, id, allowInteractiveAuthentication)
         if offset < 0:
             raise _invalid("offset", "before the start")
         largest = self._daemon.settings.sealed_max_bytes

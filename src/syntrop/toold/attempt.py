@@ -57,6 +57,7 @@ class State:
         self.groups: str | None = None
         self._views: Views | None = None
         self._grouped = False
+        self._grouping = Lock()
         self._lock_file: int | None = None
         self._recovery = Lock()
         self._recovered = False
@@ -112,11 +113,12 @@ class State:
 
     async def group(self) -> str | None:
         """Folder of control groups that is ours; None where nothing was delegated."""
-        if not self._grouped:
-            from syntrop.toold.delegation import take
+        async with self._grouping:  # the first two callers may come at once
+            if not self._grouped:
+                from syntrop.toold.delegation import take
 
-            self.groups = await loop.thread(take)
-            self._grouped = True
+                self.groups = await loop.thread(take)
+                self._grouped = True
         return self.groups
 
     def views(self) -> Views:

@@ -197,6 +197,24 @@ def test_an_acknowledged_event_outlives_sigkill(machine: Machine) -> None:
     assert abs(events[0]["timestamp_us"] / 1e6 - time.time()) < 600
 
 
+def test_the_first_callers_may_come_at_once(machine: Machine) -> None:
+    client = machine.start()
+    told: list[tuple[str, str]] = []
+    for turn in range(5):
+        machine.unit.process.send_signal(signal.SIGKILL)
+        machine.unit.process.wait()
+        # The sockets are the activator's: who calls now waits until it has been started.
+        callers = [machine._launch.client(machine.unit, "io.syntrop.Context1") for _ in range(16)]
+        for number, caller in enumerate(callers):
+            caller.send(CONTEXT1 + "RecordEvent", source="test", summary=f"{turn}, {number}")
+        client = machine.start()
+        for number, caller in enumerate(callers):
+            told.append((caller.receive().parameters["event_id"], f"{turn}, {number}"))
+    events = client.call(CONTEXT1 + "ListEvents", limit=1000).parameters["events"]
+    assert {(event["id"], event["summary"]) for event in events if event["source"] == "test"} == set(told)
+    assert len({event["id"] for event in events}) == len(events)
+
+
 @pytest.mark.parametrize(
     ("method", "parameters", "wrong"),
     [
