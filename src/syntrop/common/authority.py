@@ -166,6 +166,7 @@ METHODS: Final[dict[str, dict[str, tuple[Right, ...]]]] = {
         "Decide": (GENERATE,),
         "AttachVision": (REGISTER,),
         "AttachLora": (REGISTER,),
+        "DetachLora": (REGISTER,),
         "GetLoad": (READ,),
         "Embed": (GENERATE,),
         "GetModelStatus": (READ,),
