@@ -163,6 +163,7 @@ METHODS: Final[dict[str, dict[str, tuple[Right, ...]]]] = {
     },
     "io.syntrop.Runtime1": {
         "Generate": (GENERATE, TRIAGE),
+        "CountTokens": (GENERATE,),
         "Decide": (GENERATE,),
         "AttachVision": (REGISTER,),
         "AttachLora": (REGISTER,),
