@@ -174,9 +174,11 @@ METHODS: Final[dict[str, dict[str, tuple[Right, ...]]]] = {
     },
     "io.syntrop.Runtime1": {
         "Generate": (GENERATE, TRIAGE),
+        "CountTokens": (GENERATE,),
         "Decide": (GENERATE,),
         "AttachVision": (REGISTER,),
         "AttachLora": (REGISTER,),
+        "DetachLora": (REGISTER,),
         "GetLoad": (READ,),
         "Embed": (GENERATE,),
         "GetModelStatus": (READ,),

@@ -14,7 +14,9 @@ from syntrop.common import loop
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from typing import Protocol
+    from typing import Any, Protocol
+
+    from syntrop.runtimed.model.lora import Adapter
 
     class Model(Protocol):
         """What embeds; `model.bert.EncoderModel` is one. Lengths are in tokens."""
@@ -32,12 +34,12 @@ class Crowded(Exception):
 class _Job:
     """One caller's texts; `taken` of them are in a batch or done."""
 
-    __slots__ = ("done", "error", "left", "model", "pooling", "taken", "texts", "vectors")
+    __slots__ = ("done", "error", "how", "left", "model", "taken", "texts", "vectors")
 
-    def __init__(self, model: Model, texts: Sequence[Sequence[int]], pooling: str) -> None:
+    def __init__(self, model: Model, texts: Sequence[Sequence[int]], how: tuple[Any, ...]) -> None:
         self.model = model
         self.texts = texts
-        self.pooling = pooling
+        self.how = how
         self.vectors: list[list[float]] = [[] for _ in texts]
         self.taken = 0
         self.left = len(texts)
@@ -54,13 +56,18 @@ class Embedder:
         self._runner: loop.Task[None] | None = None
 
     async def embed(
-        self, model: Model, texts: Sequence[Sequence[int]], pooling: str | None = None
+        self,
+        model: Model,
+        texts: Sequence[Sequence[int]],
+        pooling: str | None = None,
+        adapter: Adapter | None = None,
     ) -> list[list[float]]:
         """The vector of each text (its tokens; none longer than the model's context). Raises Crowded, and what the
-        model raises. When this is cancelled, what has not begun is left."""
+        model raises. When this is cancelled, what has not begun is left. Only decoders take an adapter."""
         if len(self._jobs) > self._max_jobs:
             raise Crowded(f"{len(self._jobs)} callers have texts to embed, {self._max_jobs} may wait")
-        job = _Job(model, texts, pooling or model.pooling)
+        how = (pooling or model.pooling, *(() if adapter is None else (adapter,)))
+        job = _Job(model, texts, how)
         self._jobs.append(job)
         if self._runner is None:
             self._runner = loop.spawn(self._run(), "embed")
@@ -85,7 +92,7 @@ class Embedder:
         first = batch[0][0]
         texts = [job.texts[index] for job, index in batch]
         try:
-            rows = await loop.thread(first.model.embed, texts, first.pooling)
+            rows = await loop.thread(first.model.embed, texts, *first.how)
         except Exception as error:
             for job in {id(job): job for job, _ in batch}.values():
                 job.error = error
@@ -103,7 +110,7 @@ class Embedder:
         room = first.model.batch_tokens
         batch: list[tuple[_Job, int]] = []
         for job in list(self._jobs):
-            if job.model is not first.model or job.pooling != first.pooling:
+            if job.model is not first.model or job.how != first.how:
                 continue
             while job.taken < len(job.texts) and len(job.texts[job.taken]) <= room:
                 room -= len(job.texts[job.taken])

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from syntrop.runtimed.generation import Model, Runnable
+    from syntrop.runtimed.model.lora import Adapter
     from syntrop.runtimed.sampler import Sampling
 
 __all__ = ["Engine", "Generation", "GenerationError", "OutOfMemory", "Overloaded", "Result", "Tier"]
@@ -65,6 +66,7 @@ class Engine:
         stops: SequenceOf[str] = (),
         top_logprobs: int | None = None,
         tier: Tier = Tier.Interactive,
+        adapter: Adapter | None = None,
     ) -> Generation:
         """Queue a generation after `tokens`, which leave room in the context. Raises Overloaded.
 
@@ -72,7 +74,7 @@ class Engine:
         """
         if not 0 < len(tokens) < runnable.model.context or max_tokens < 1:
             raise ValueError("a prompt needs at least one token, and room for one more")
-        generation = Generation(self, runnable, tokens, sampling, max_tokens, stops, top_logprobs, tier)
+        generation = Generation(self, runnable, tokens, sampling, max_tokens, stops, top_logprobs, tier, adapter)
         self.enqueue(generation)
         return generation
 

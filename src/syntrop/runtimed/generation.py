@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from typing import Any, Protocol
 
     from syntrop.runtimed.model.kv import Pool, Sequence
+    from syntrop.runtimed.model.lora import Adapter
     from syntrop.runtimed.sampler import Logprobs, Sampling
     from syntrop.runtimed.tokenizer import Tokenizer
 
@@ -106,6 +107,7 @@ class Generation:
         stops: SequenceOf[str],
         top_logprobs: int | None = None,
         tier: Tier = Tier.Interactive,
+        adapter: Adapter | None = None,
     ) -> None:
         self.result: Result | None = None
         self.cancelled = False
@@ -120,6 +122,7 @@ class Generation:
         self.arrival = 0  # order of submission
         self.runnable = runnable
         self.model = runnable.model
+        self._adapter = adapter
         self.prompt = tokens
         self.tokens = list(tokens)
         self.cache: Sequence | None = None
@@ -200,6 +203,7 @@ class Generation:
     def open_cache(self) -> None:
         """What is known of the tokens already is not computed again."""
         self.cache = self.model.sequence(len(self.prompt) + self._budget)
+        self.cache.adapter = self._adapter
         self.cache.adopt(self.tokens)
 
     def advance(self, logits: Any) -> bool:

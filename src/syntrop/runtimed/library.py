@@ -2,7 +2,8 @@
 """The models in memory: found at modeld by name, loaded once however many ask, kept until told otherwise.
 
 Weights count against the budget that they share with the caches: where there is no room for those of another
-model, the idle model that was used longest ago goes, and never one that is at work.
+model, the idle model that was used longest ago goes, and never one that is at work. A model with an adapter stays,
+and holds the daemon: what was attached is not lost silently.
 
 A name is resolved by modeld. What it resolved to is remembered while that model is loaded, and checked again
 beside a call that comes after some time: a name that has moved on is resolved anew for the next call, and no call
@@ -25,8 +26,9 @@ if TYPE_CHECKING:
     from typing import Any
 
     from syntrop.common.varlink.client import Client
-    from syntrop.runtimed.loading import Loaded
+    from syntrop.runtimed.loading import Attached, Loaded
     from syntrop.runtimed.model.kv import Budget
+    from syntrop.runtimed.model.lora import Adapter
 
 MODEL = "io.syntrop.Model1"
 CHECK_AFTER = 10.0  # seconds after which a remembered name is checked
@@ -42,6 +44,10 @@ class CannotLoad(Exception):
 
 class NoRoom(Exception):
     """All models that could make room are at work; the text has the numbers."""
+
+
+class NoAdapter(Exception):
+    """The file is no adapter of the model; the text says why."""
 
 
 class Library:
@@ -72,6 +78,7 @@ class Library:
         self._prefixes_max = prefixes_max
         self._budget: Budget | None = None
         self._weights: dict[str, int] = {}  # bytes counted, by digest
+        self._adapted: dict[Attached, AbstractContextManager[Any]] = {}  # holds the daemon
         self._leases = Leases()
         self._loaded: dict[str, Loaded] = {}  # by digest, the least recently used first
         self._resolving: dict[str, loop.Task[Loaded]] = {}  # by name, which may be a digest
@@ -129,6 +136,7 @@ class Library:
         pool = getattr(model.model, "kv", None)
         freed: int = model.model.memory_bytes + (0 if pool is None else pool.blocks * pool.block_bytes)
         del self._loaded[model.digest]
+        self.detach(model)
         self._leases.give(model.digest)
         for name in [name for name, (digest, _) in self._names.items() if digest == model.digest]:
             del self._names[name]
@@ -137,6 +145,68 @@ class Library:
         if self._budget is not None:
             self._budget.give_weights(self._weights.pop(model.digest, 0))
         return freed
+
+    # --- adapters -------------------------------------------------------------------------------------------
+
+    async def attach(self, model: Loaded, name: str) -> tuple[str, ...]:
+        """Have calls go with the adapter of this name from now on; the names of the tensors that it changes.
+
+        It goes on when the caller leaves. Raises NoSuchModel, CannotLoad, NoRoom and NoAdapter.
+        """
+        model.users += 1
+        return await loop.spawn(self._attach(model, name), f"attach {name}")
+
+    def detach(self, model: Loaded) -> None:
+        """Have calls go without an adapter from now on."""
+        attached, model.attached = model.attached, None
+        if attached is not None:
+            self._adapted.pop(attached).__exit__(None, None, None)
+            attached.let_go()
+
+    async def _attach(self, model: Loaded, name: str) -> tuple[str, ...]:
+        from syntrop.runtimed import loading
+        from syntrop.runtimed.model.errors import NoMemory
+
+        try:
+            with self._busy():
+                digest, identifier = await self._inspect(name)
+                handle, size = await self._file({"id": digest})
+                try:
+                    await self._make_room(identifier, size, place=False)
+                except BaseException:
+                    os.close(handle)
+                    raise
+                try:
+                    adapter = await loop.thread(loading.load_adapter, handle, size, identifier, model.model)
+                except loading.LoadError as error:
+                    raise NoAdapter(str(error)) from None
+                except (NoMemory, MemoryError) as error:
+                    raise CannotLoad(f"{identifier} cannot be attached, memory ran out: {error}") from None
+                finally:
+                    self.budget.give_weights(size)
+                try:
+                    await self._make_room(identifier, adapter.memory_bytes, place=False)
+                except BaseException:
+                    await loop.thread(model.model.detach, adapter)
+                    raise
+                self._weights[model.digest] += adapter.memory_bytes
+                self.detach(model)
+                hold = self._busy()
+                hold.__enter__()
+                model.attached = loading.Attached(
+                    identifier, adapter, lambda gone: loop.spawn(self._forget(model, gone), f"forget {identifier}")
+                )
+                self._adapted[model.attached] = hold
+                return adapter.tensors
+        finally:
+            model.users -= 1
+
+    async def _forget(self, model: Loaded, adapter: Adapter) -> None:
+        # A step for a caller who has just hung up may still be running, and is waited for.
+        await loop.thread(model.model.detach, adapter)
+        if self._loaded.get(model.digest) is model:
+            self._weights[model.digest] -= adapter.memory_bytes
+            self.budget.give_weights(adapter.memory_bytes)
 
     # --- loading --------------------------------------------------------------------------------------------
 
@@ -220,22 +290,22 @@ class Library:
             self._budget = Budget(limit, self._prefixes_max or int(limit * memory.PREFIX_SHARE))
         return self._budget
 
-    async def _make_room(self, name: str, size: int) -> None:
-        """Room for one more model, of about so many bytes, which are taken. Raises NoRoom."""
+    async def _make_room(self, name: str, size: int, *, place: bool = True) -> None:
+        """Room for so many bytes, which are taken, and (place) for one more model. Raises NoRoom."""
         from syntrop.runtimed.model.kv import OverBudget
 
         while True:
             # Those that are being loaded besides this one count too.
             there = len(self._loaded) + len(self._loading) - 1
-            if there < self._models_max:
+            if there < self._models_max or not place:
                 try:
                     self.budget.take_weights(size)
                     return
                 except OverBudget as error:
                     reason = f"{name} does not fit beside the models and caches that are at work: {error.reason}"
             else:
-                reason = f"{there} of {self._models_max} models are loaded, and all are at work"
-            idle = next((one for one in self._loaded.values() if not one.users), None)
+                reason = f"{there} of {self._models_max} models are loaded, and all are at work or have adapters"
+            idle = next((one for one in self._loaded.values() if not one.users and one.attached is None), None)
             if idle is None:
                 raise NoRoom(reason)
             await self.unload(idle)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from syntrop.runtimed.model.bert import EncoderModel
     from syntrop.runtimed.model.llama import LlamaModel
+    from syntrop.runtimed.model.lora import Adapter
     from syntrop.runtimed.tokenizer import Tokenizer
 
 
@@ -30,10 +31,61 @@ class LoadError(Exception):
     """The file cannot be run: broken, or of a kind that is not supported. The text says why."""
 
 
+class Attached:
+    """An adapter in memory. `users` counts the model that has it and the calls that go with it; when the last one
+    has let it go, `forget` is called."""
+
+    __slots__ = ("_forget", "adapter", "name", "users")
+
+    def __init__(self, name: str, adapter: Adapter, forget: Callable[[Adapter], object]) -> None:
+        self.name = name
+        self.adapter = adapter
+        self.users = 1
+        self._forget = forget
+
+    def let_go(self) -> None:
+        self.users -= 1
+        if not self.users:
+            self._forget(self.adapter)
+
+
+class Use:
+    """`with loaded.use() as adapter:` keeps a model, and the adapter that it has now, for one call."""
+
+    __slots__ = ("_attached", "_model")
+
+    def __init__(self, model: Loaded) -> None:
+        self._model = model
+        self._attached: Attached | None = None
+
+    def __enter__(self) -> Adapter | None:
+        self._model.users += 1
+        self._attached = self._model.attached
+        if self._attached is None:
+            return None
+        self._attached.users += 1
+        return self._attached.adapter
+
+    def __exit__(self, *_: object) -> None:
+        self._model.users -= 1
+        if self._attached is not None:
+            self._attached.let_go()
+
+
 class Loaded:
     """A model in memory. `users` counts the calls that need it to stay."""
 
-    __slots__ = ("architecture", "digest", "model", "name", "template", "template_error", "tokenizer", "users")
+    __slots__ = (
+        "architecture",
+        "attached",
+        "digest",
+        "model",
+        "name",
+        "template",
+        "template_error",
+        "tokenizer",
+        "users",
+    )
 
     def __init__(
         self,
@@ -53,6 +105,10 @@ class Loaded:
         self.template = template
         self.template_error = template_error
         self.users = 0
+        self.attached: Attached | None = None
+
+    def use(self) -> Use:
+        return Use(self)
 
     @property
     def generates(self) -> bool:
@@ -61,7 +117,7 @@ class Loaded:
 
     def describe(self) -> dict[str, Any]:
         """Runtime1's LoadedModel."""
-        return {
+        told = {
             "name": self.name,
             "architecture": self.architecture,
             "parameter_count": self.model.parameter_count,
@@ -69,6 +125,9 @@ class Loaded:
             "context_window": self.model.context,
             "compute_backend": self.model.level,
         }
+        if self.attached is not None:
+            told["lora"] = self.attached.name
+        return told
 
     def close(self) -> None:
         self.model.close()
@@ -86,13 +145,7 @@ def load(
     fd: int, size: int, *, name: str, digest: str, threads: int, level: str = "auto", context_max: int
 ) -> Loaded:
     """Load the GGUF file behind `fd`, which is closed. `context_max` 0 is the model's own. Raises LoadError."""
-    try:
-        mapping = mmap.mmap(fd, size, prot=mmap.PROT_READ, flags=mmap.MAP_SHARED)
-    except (OSError, ValueError) as error:
-        raise LoadError(f"{name} cannot be mapped: {error}") from None
-    finally:
-        os.close(fd)
-    with mapping:
+    with _mapped(fd, size, name) as mapping:
         if mapping[:4] != gguf.MAGIC and mapping[8:9] == b"{":
             raise LoadError(f"{name} is a safetensors file without configuration and tokenizer: import its folder")
         mapping.madvise(mmap.MADV_WILLNEED)
@@ -100,6 +153,26 @@ def load(
             return _load(mapping, name, digest, threads, level, context_max)
         except (gguf.GGUFError, ModelError, tokenizers.TokenizerError) as error:
             raise LoadError(f"{name} cannot be loaded: {error}") from None
+
+
+def load_adapter(fd: int, size: int, name: str, model: LlamaModel) -> Adapter:
+    """Attach the LoRA adapter in the GGUF file behind `fd`, which is closed. Raises LoadError and NoMemory."""
+    with _mapped(fd, size, name) as mapping:
+        try:
+            return model.attach(gguf.parse(mapping), mapping)
+        except NoMemory:
+            raise
+        except (gguf.GGUFError, ModelError) as error:
+            raise LoadError(f"{name} is no adapter for this model: {error}") from None
+
+
+def _mapped(fd: int, size: int, name: str) -> mmap.mmap:
+    try:
+        return mmap.mmap(fd, size, prot=mmap.PROT_READ, flags=mmap.MAP_SHARED)
+    except (OSError, ValueError) as error:
+        raise LoadError(f"{name} cannot be mapped: {error}") from None
+    finally:
+        os.close(fd)
 
 
 def load_folder(

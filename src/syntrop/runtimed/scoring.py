@@ -18,16 +18,23 @@ if TYPE_CHECKING:
 
     from syntrop.runtimed.engine import Engine
     from syntrop.runtimed.generation import Runnable
+    from syntrop.runtimed.model.lora import Adapter
 
 
 class Scoring(Generation):
     """`totals` has the logarithm of each path's probability after the shared tokens, once `next` gave None."""
 
     def __init__(
-        self, engine: Engine, runnable: Runnable, shared: Sequence[int], paths: Sequence[Sequence[int]]
+        self,
+        engine: Engine,
+        runnable: Runnable,
+        shared: Sequence[int],
+        paths: Sequence[Sequence[int]],
+        adapter: Adapter | None = None,
     ) -> None:
         """Shared tokens and the longest path fit into the context together."""
-        super().__init__(engine, runnable, shared, Sampling(seed=1), max(map(len, paths)), ())
+        how = Sampling(seed=1)
+        super().__init__(engine, runnable, shared, how, max(map(len, paths)), (), adapter=adapter)
         self._scores = Scores(paths)
 
     @property

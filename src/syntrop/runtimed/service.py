@@ -9,12 +9,12 @@ from __future__ import annotations
 from syntrop.common import loop
 from syntrop.common.varlink.errors import VarlinkError
 from syntrop.runtimed import parameters
-from syntrop.runtimed.library import CannotLoad, Library, NoRoom, NoSuchModel
+from syntrop.runtimed.library import CannotLoad, Library, NoAdapter, NoRoom, NoSuchModel
 from syntrop.runtimed.parameters import failed, invalid, not_found, overloaded
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Coroutine, Sequence
     from typing import Any, TypeVar
 
     from syntrop.common.service import Daemon
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from syntrop.runtimed.embedding import Embedder
     from syntrop.runtimed.engine import Engine, Generation, Result
     from syntrop.runtimed.loading import Loaded
+    from syntrop.runtimed.model.lora import Adapter
     from syntrop.runtimed.sampler import Logprobs
     from syntrop.runtimed.tokenizer import Tokenizer
 
@@ -99,6 +100,7 @@ class Runtime1:
         tools: list[dict[str, Any]] | None = None,
         template_variables: str | None = None,
         priority: str = "Interactive",
+        prompt_ids: list[int] | None = None,
     ) -> dict[str, Any]:
         parameters.refuse_unbuilt(
             image=image,
@@ -108,7 +110,7 @@ class Runtime1:
             reasoning_budget=reasoning_budget,
             reasoning_effort=reasoning_effort,
         )
-        chat = parameters.chat(prompt, messages, tools, template_variables)
+        chat = parameters.chat(prompt, prompt_ids, messages, tools, template_variables)
         if max_tokens < 1:
             raise invalid("max_tokens", "less than 1")
         stops = parameters.stops(stop)
@@ -132,16 +134,20 @@ class Runtime1:
         if chat is not None:
             _warm_templates()
         loaded = await self._decoder(model)
-        loaded.users += 1
-        try:
+        with loaded.use() as adapter:
             parameters.check_biases(sampling, loaded.tokenizer)
-            tokens = await self._tokens(loaded, prompt, chat)
+            tokens = await self._tokens(loaded, prompt, prompt_ids, chat)
             with self._submit(
-                loaded, tokens, sampling, max_tokens=max_tokens, stops=stops, top_logprobs=most, tier=tier
+                loaded,
+                tokens,
+                sampling,
+                max_tokens=max_tokens,
+                stops=stops,
+                top_logprobs=most,
+                tier=tier,
+                adapter=adapter,
             ) as generation:
                 result = await self._relay(call, generation, loaded.tokenizer)
-        finally:
-            loaded.users -= 1
         return {"result": _result(result, loaded.tokenizer)}
 
     async def _relay(self, call: Call, generation: Generation, tokenizer: Tokenizer) -> Result:
@@ -162,13 +168,43 @@ class Runtime1:
         assert generation.result is not None
         return generation.result
 
-    async def _tokens(self, loaded: Loaded, prompt: str | None, chat: parameters.Chat | None) -> list[int]:
+    async def CountTokens(
+        self,
+        call: Call,
+        model: str,
+        prompt: str | None = None,
+        prompt_ids: list[int] | None = None,
+        messages: list[dict[str, Any]] | None = None,
+        tools: list[dict[str, Any]] | None = None,
+        template_variables: str | None = None,
+    ) -> dict[str, Any]:
+        chat = parameters.chat(prompt, prompt_ids, messages, tools, template_variables)
+        if chat is not None:
+            _warm_templates()
+        loaded = await self._decoder(model)
+        with loaded.use():
+            tokens = await self._tokens(loaded, prompt, prompt_ids, chat)
+        return {"tokens": len(tokens), "context_window": loaded.model.context}
+
+    async def _tokens(
+        self,
+        loaded: Loaded,
+        prompt: str | None,
+        prompt_ids: list[int] | None,
+        chat: parameters.Chat | None,
+    ) -> list[int]:
         """The prompt as tokens: in a thread, since a long one takes a while and a template is not ours."""
         from syntrop.runtimed.chat_template import TemplateError, TemplateLimit
         from syntrop.runtimed.prompt import PromptTooLong, chat_tokens, text_tokens
         from syntrop.runtimed.tokenizer import TokenizerError
 
         context = loaded.model.context
+        if prompt_ids is not None:
+            if len(prompt_ids) >= context:
+                raise parameters.context_exceeded(len(prompt_ids) + 1, context)
+            if not all(0 <= one < len(loaded.tokenizer) for one in prompt_ids):
+                raise invalid("prompt_ids", f"the model has tokens 0 to {len(loaded.tokenizer) - 1}")
+            return prompt_ids
         given = "prompt" if chat is None else "messages"
         try:
             if chat is None:
@@ -235,14 +271,16 @@ class Runtime1:
             raise invalid("temperature", f"{temperature} is not more than 0 and at most 1000000")
         given = parameters.candidates(candidates)
         loaded = await self._decoder(model)
-        loaded.users += 1
-        try:
-            return {"result": await self._decide(loaded, prompt, given, temperature)}
-        finally:
-            loaded.users -= 1
+        with loaded.use() as adapter:
+            return {"result": await self._decide(loaded, adapter, prompt, given, temperature)}
 
     async def _decide(
-        self, loaded: Loaded, prompt: str, candidates: list[tuple[str, str]], temperature: float
+        self,
+        loaded: Loaded,
+        adapter: Adapter | None,
+        prompt: str,
+        candidates: list[tuple[str, str]],
+        temperature: float,
     ) -> dict[str, Any]:
         from syntrop.runtimed import decide
         from syntrop.runtimed.engine import GenerationError
@@ -262,7 +300,7 @@ class Runtime1:
         if tokens > context:
             raise parameters.context_exceeded(tokens, context)
         engine = self._running()
-        scoring = Scoring(engine, loaded, shared, paths)
+        scoring = Scoring(engine, loaded, shared, paths, adapter)
         _admitted(lambda: engine.enqueue(scoring))
         try:
             with scoring:
@@ -286,15 +324,12 @@ class Runtime1:
         given, inputs = parameters.texts(text, texts, tokens)
         how = parameters.pooling(pooling)
         loaded = await self._model(model)
-        loaded.users += 1
-        try:
+        with loaded.use() as adapter:
             if len(inputs) * loaded.model.dimensions > _NUMBERS_MAX:
                 most = _NUMBERS_MAX // loaded.model.dimensions
                 raise invalid(given, f"{len(inputs)}, at most {most} in one call")
             read = await loop.thread(_to_embed, loaded, given, inputs)
-            vectors = await self._embed(loaded, read, how)
-        finally:
-            loaded.users -= 1
+            vectors = await self._embed(loaded, read, how, adapter)
         result: dict[str, Any] = {"embedding": vectors[0], "prompt_tokens": sum(map(len, read))}
         if given != "text":
             result["embeddings"] = [
@@ -302,14 +337,16 @@ class Runtime1:
             ]
         return result
 
-    async def _embed(self, loaded: Loaded, texts: list[list[int]], pooling: str | None) -> list[list[float]]:
+    async def _embed(
+        self, loaded: Loaded, texts: list[list[int]], pooling: str | None, adapter: Adapter | None
+    ) -> list[list[float]]:
         from syntrop.runtimed.embedding import Crowded, Embedder
         from syntrop.runtimed.model.errors import ModelError
 
         if self._embedder is None:
             self._embedder = Embedder(self._settings.queue_max)
         try:
-            vectors = await self._embedder.embed(loaded.model, texts, pooling)
+            vectors = await self._embedder.embed(loaded.model, texts, pooling, adapter)
         except Crowded as error:
             raise overloaded(str(error)) from None
         except ModelError as error:
@@ -342,6 +379,34 @@ class Runtime1:
             raise overloaded(f"{found.users} calls are using {found.name}")
         return {"freed_bytes": await self._library.unload(found)}
 
+    async def AttachLora(
+        self, call: Call, model: str, lora: str, allowInteractiveAuthentication: bool | None = None
+    ) -> dict[str, Any]:
+        from syntrop.common import authority
+
+        details = {"model": model[:256], "lora": lora[:256]}
+        await authority.authorize(call, interactive=allowInteractiveAuthentication, details=details)
+        if not lora:
+            raise invalid("lora", "empty")
+        loaded = await self._decoder(model)
+        try:
+            tensors = await _found(lora, self._library.attach(loaded, lora))
+        except NoAdapter as error:
+            raise invalid("lora", str(error)) from None
+        return {"fused_tensors": list(tensors)}
+
+    async def DetachLora(
+        self, call: Call, model: str, allowInteractiveAuthentication: bool | None = None
+    ) -> dict[str, Any]:
+        from syntrop.common import authority
+
+        interactive = allowInteractiveAuthentication
+        await authority.authorize(call, interactive=interactive, details={"model": model[:256]})
+        found = await self._if_loaded(model)
+        if found is not None:
+            self._library.detach(found)
+        return {}
+
     async def GetLoad(self, call: Call) -> dict[str, Any]:
         slots = self._settings.slots
         taken = 0 if self._engine is None else self._engine.active + self._engine.waiting
@@ -370,25 +435,11 @@ class Runtime1:
     async def _if_loaded(self, model: str) -> Loaded | None:
         name = self._named(model)
         found = self._library.find(name)
-        if found is not None:
-            return found
-        try:
-            return await self._library.resolve(name)
-        except NoSuchModel:
-            raise not_found(name) from None
-        except CannotLoad as error:
-            raise failed(str(error)) from None
+        return found or await _found(name, self._library.resolve(name))
 
     async def _model(self, model: str) -> Loaded:
         name = self._named(model)
-        try:
-            return await self._library.get(name)
-        except NoSuchModel:
-            raise not_found(name) from None
-        except CannotLoad as error:
-            raise failed(str(error)) from None
-        except NoRoom as error:
-            raise overloaded(str(error)) from None
+        return await _found(name, self._library.get(name))
 
     async def _decoder(self, model: str) -> Loaded:
         """A model that generates text."""
@@ -404,6 +455,18 @@ def _warm_templates() -> None:
 
     if not chat_template.is_warm():
         loop.thread(chat_template.warm)
+
+
+async def _found(name: str, work: Coroutine[Any, Any, T]) -> T:
+    """What the library gives for a name; its refusals in the interface's terms."""
+    try:
+        return await work
+    except NoSuchModel:
+        raise not_found(name) from None
+    except CannotLoad as error:
+        raise failed(str(error)) from None
+    except NoRoom as error:
+        raise overloaded(str(error)) from None
 
 
 def _admitted(submit: Callable[[], T]) -> T:

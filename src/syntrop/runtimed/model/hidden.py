@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from syntrop.runtimed.model.llama import LlamaModel
+    from syntrop.runtimed.model.lora import Adapter
 
 ffi = _kernels.ffi
 lib = _kernels.lib
@@ -20,7 +21,7 @@ lib = _kernels.lib
 POOLINGS: Mapping[object, str] = {1: "mean", 2: "cls", 3: "last"}  # `pooling_type` of GGUF metadata
 
 
-def embed(model: LlamaModel, tokens: Sequence[int], pooling: str) -> list[float]:
+def embed(model: LlamaModel, tokens: Sequence[int], pooling: str, adapter: Adapter | None = None) -> list[float]:
     """The vector of a text. Raises BadRequest and NoMemory."""
     from syntrop.runtimed.model.llama import MAX_BATCH, MAX_LOGITS, Piece
 
@@ -33,7 +34,7 @@ def embed(model: LlamaModel, tokens: Sequence[int], pooling: str) -> list[float]
     if pooling == "cls":
         tokens = tokens[:1]  # what follows changes nothing
     most = MAX_LOGITS if pooling == "mean" else MAX_BATCH
-    with model.sequence(len(tokens)) as sequence:
+    with model.sequence(len(tokens), adapter) as sequence:
         for start in range(0, len(tokens), most):
             part = tokens[start : start + most]
             rows = len(part) if pooling == "mean" else int(start + most >= len(tokens))

@@ -169,10 +169,12 @@ class LlamaModel:
         for start in range(0, len(tokens), MAX_LOGITS):
             yield from self._step([Piece(sequence, tokens[start : start + MAX_LOGITS])], last=False)
 
-    def embed(self, texts: SequenceOf[SequenceOf[int]], pooling: str | None = None) -> list[list[float]]:
+    def embed(
+        self, texts: SequenceOf[SequenceOf[int]], pooling: str | None = None, adapter: Adapter | None = None
+    ) -> list[list[float]]:
         """For each text, its tokens, the last hidden states made one vector of length 1: `mean`, `cls` or
         `last`."""
-        return [hidden.embed(self, text, pooling or self.pooling) for text in texts]
+        return [hidden.embed(self, text, pooling or self.pooling, adapter) for text in texts]
 
     def step(self, batch: SequenceOf[Piece]) -> list[Any]:
         """One step over pieces of different sequences; for each piece its row of logits, or None.
