@@ -124,7 +124,7 @@ class Http:
         finally:
             await generation.close()
 
-    def _generate(self, request: chat.ChatRequest) -> Generation:
+    def _generate(self, request: chat.GenerateRequest) -> Generation:
         if self._engine is None:
             from syntrop.common.http.engine import Engine
 

@@ -15,7 +15,7 @@ from syntrop.common.varlink.errors import InvalidParameter, VarlinkError
 MINIMAL: dict[str, Any] = {"model": "m:1", "messages": [{"role": "user", "content": "hi"}]}
 
 
-def parse(**fields: Any) -> chat.ChatRequest:
+def parse(**fields: Any) -> chat.GenerateRequest:
     return openai.parse_chat(json.dumps({**MINIMAL, **fields}).encode())
 
 

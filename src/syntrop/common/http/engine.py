@@ -31,7 +31,7 @@ class Engine:
         self._connect_timeout = connect_timeout
         self._kept: list[varlink.Client] = []
 
-    def generate(self, request: chat.ChatRequest) -> Generation:
+    def generate(self, request: chat.GenerateRequest) -> Generation:
         """Start a turn. Whoever calls closes the generation."""
         return Generation(self, parameters(request))
 
@@ -137,14 +137,15 @@ def _finished(result: dict[str, Any] | None) -> chat.Finished | None:
     return chat.Finished(result["finish_reason"], result["prompt_tokens"], result["completion_tokens"])
 
 
-def parameters(request: chat.ChatRequest) -> dict[str, Any]:
+def parameters(request: chat.GenerateRequest) -> dict[str, Any]:
     """A request as `Runtime1.Generate` takes it. What the client left open is left to the engine, but for two:
     the engine's default of 256 tokens would cut answers short, and its seed 0 means that any will do."""
     from syntrop.common.http.openai import engine_seed
 
     given = {
         "model": request.model,
-        "messages": [_message(message) for message in request.messages],
+        "messages": None if request.messages is None else [_message(message) for message in request.messages],
+        "prompt": request.prompt,
         "max_tokens": request.max_tokens or _UNBOUNDED,
         "temperature": request.temperature,
         "top_k": request.top_k,

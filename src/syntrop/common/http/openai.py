@@ -23,13 +23,13 @@ _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant"
 _INT64 = 2**63
 
 
-def parse_chat(body: bytes) -> chat.ChatRequest:
+def parse_chat(body: bytes) -> chat.GenerateRequest:
     """The body of `POST /v1/chat/completions`. Raises BadRequest."""
     fields = parse_object(body)
     model = fields.string("model")
     if not model:
         raise fields.fail("model", "must name a model.", "missing_required_parameter")
-    request = chat.ChatRequest(model, _messages(fields))
+    request = chat.GenerateRequest(model, _messages(fields))
 
     request.stream = fields.boolean("stream") or False
     options = fields.object("stream_options")
