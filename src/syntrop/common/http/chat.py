@@ -62,8 +62,8 @@ class Message:
 
 
 class Routing:
-    """What a client says about the way of its request: a `tier` of difficulty (fast, hard; None: open), which never
-    raises the lease's tier; `local`: it must not leave this machine."""
+    """What a client says about the way of its request: a `tier` of difficulty (fast, hard; None: open), which
+    never raises the lease's tier; `local`: it must not leave this machine."""
 
     __slots__ = ("local", "tier")
 
@@ -75,7 +75,7 @@ class Routing:
 class GenerateRequest:
     """What a client asks for. None means that the client left it open.
 
-    `messages` is a chat; where it is None, `prompt` is to be continued as it is: a text, or token ids of the model.
+    `messages` is a chat; where it is None, `prompt` is to be continued as it is: a text, or token ids.
     """
 
     __slots__ = (
