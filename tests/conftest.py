@@ -11,7 +11,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
+import hypothesis
 import pytest
+
+# A busy machine is no failure: how long one example takes says nothing about what it shows.
+hypothesis.settings.register_profile(
+    "suite", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("suite")
 
 
 def _sibling(name: str) -> ModuleType:
