@@ -104,9 +104,7 @@ class GenerateRequest:
         "top_p",
     )
 
-    def __init__(
-        self, model: str, messages: list[Message] | None, prompt: str | list[int] | None = None
-    ) -> None:
+    def __init__(self, model: str, messages: list[Message] | None, prompt: str | list[int] | None = None) -> None:
         self.model = model
         self.messages = messages
         self.prompt = prompt
