@@ -99,7 +99,8 @@ def test_arguments_keep_their_letters() -> None:
 
 
 PIECES = (
-    ["<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "<function=time>", "</function>", "{", "time", "x", "<"],
+    ["<tool_call>", "</tool_call>"],
+    ["[TOOL_CALLS]", "[ARGS]", "<function=time>", "</function>", "{", "time", "x", "<"],
     [" ", "\n", '{"name": "time", "arguments": {}}'],
 )
 pieces = st.sampled_from([piece for some in PIECES for piece in some])
