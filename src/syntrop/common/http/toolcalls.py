@@ -139,7 +139,7 @@ def _parse(mark: str, text: str) -> Calls | None:
     if mark == "functools[":
         return _objects("[" + text)
     if mark == "[TOOL_CALLS]" and "[ARGS]" in text:
-        calls = [_named(*part.split("[ARGS]", 1)) for part in text.split("[TOOL_CALLS]")]
+        calls = [_named(*part.partition("[ARGS]")[::2]) for part in text.split("[TOOL_CALLS]")]
         return None if None in calls else [call for call in calls if call is not None]
     if _SEPARATOR in text:
         name, _, rest = text.partition(_SEPARATOR)[2].partition("\n")
