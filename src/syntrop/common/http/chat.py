@@ -241,11 +241,13 @@ if TYPE_CHECKING:
 
 
 class EngineError(Exception):
-    """An engine did not answer. `message` is fit for the client."""
+    """An engine did not answer. `message` is fit for the client; `retry_after`: seconds after which it asks to be
+    tried again, where it says so."""
 
-    def __init__(self, message: str) -> None:
+    def __init__(self, message: str, *, retry_after: float | None = None) -> None:
         super().__init__(message)
         self.message = message
+        self.retry_after = retry_after
 
 
 class ModelNotFound(EngineError):

@@ -91,6 +91,11 @@ class Exchange:
         """Whether the client came over a Unix socket."""
         return self._connection.local
 
+    @property
+    def uid(self) -> int:
+        """The client's user on a Unix socket; `peer.UNKNOWN` on TCP."""
+        return self._connection.uid
+
     async def body(self) -> bytes:
         """The whole body. Raises HttpError (408, 413, 415 and malformed ones) and Disconnected."""
         connection = self._connection
@@ -179,8 +184,10 @@ class Connection:
         limits: Limits | None = None,
         busy: Callable[[], AbstractContextManager[object]] | None = None,
         ended: Callable[[], None] | None = None,
+        uid: int = peer.UNKNOWN,
     ) -> None:
         sock.setblocking(False)
+        self.uid = uid
         self.limits = limits or Limits()
         self.local = sock.family == socket.AF_UNIX
         self.retired = False
@@ -421,7 +428,12 @@ class Server:
             sock.close()
             return None
         return Connection(
-            sock, self._handler, limits=self._limits, busy=self._busy, ended=lambda: self._caps.release(uid)
+            sock,
+            self._handler,
+            limits=self._limits,
+            busy=self._busy,
+            ended=lambda: self._caps.release(uid),
+            uid=uid,
         )
 
 
