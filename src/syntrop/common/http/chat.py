@@ -127,18 +127,22 @@ class GenerateRequest:
         self.tools: list[Tool] = []
         self.tool_choice = "auto"  # or none; without tools it says nothing
         self.parallel_tool_calls = True
-        self.reasoning_effort: str | None = None  # none, minimal, low, medium, high, max
+        self.reasoning_effort: str | None = None  # none, minimal, low, medium, high, xhigh, max
 
 
 class EmbedRequest:
-    """Texts, or lists of token ids, to be embedded. `dimensions`: the length that is asked for."""
+    """Texts, or lists of token ids, to be embedded. `dimensions`: the length that is asked for.
 
-    __slots__ = ("dimensions", "inputs", "model", "routing")
+    `base64`: the client wants the vectors so, each as the bytes of its little-endian float32 numbers.
+    """
+
+    __slots__ = ("base64", "dimensions", "inputs", "model", "routing")
 
     def __init__(self, model: str, inputs: list[str] | list[list[int]], dimensions: int | None = None) -> None:
         self.model = model
         self.inputs = inputs
         self.dimensions = dimensions
+        self.base64 = False
         self.routing = Routing()
 
 
