@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """One turn, tried at one candidate after the other until somebody begins to answer.
 
-Another is tried only while nothing has been told to the client, only for errors that say nothing about the
-request itself, and `retries` times at most. Once an answer has begun, its failure is the turn's.
+Another is tried only while nothing of an answer has been told to the client, only for errors that say nothing
+about the request itself, and `retries` times at most. Once an answer has begun, its failure is the turn's.
 """
 
 from __future__ import annotations
@@ -30,12 +30,18 @@ if TYPE_CHECKING:
             """Start the turn there; None when its breaker lets nothing through just now."""
             ...
 
-        def succeeded(self, latency: float, end: chat.Finished, duration: float) -> None: ...
+        def succeeded(self, latency: float, end: chat.Finished, tokens: int, duration: float) -> None:
+            """`end`: of the last choice; `tokens`: of the answers of all."""
+            ...
 
         def failed(self, error: chat.EngineError) -> None: ...
 
         def abandoned(self) -> None:
             """The client left before the outcome, or the request was at fault."""
+            ...
+
+        def closed(self) -> None:
+            """What `begin` gave has been closed; comes after one of the three."""
             ...
 
 
@@ -44,20 +50,52 @@ RETRYABLE = (chat.Overloaded, chat.Unavailable, chat.EngineTimeout, chat.Generat
 
 
 class NobodyAnswers(chat.Unavailable):
-    """Every candidate was tried, or could not be. The message has each with its reason."""
+    """Every candidate was tried, or could not be. The message has each with its reason. `final`: to ask again is
+    no use."""
+
+    def __init__(self, message: str, *, retry_after: float | None = None, final: bool = False) -> None:
+        super().__init__(message, retry_after=retry_after)
+        self.final = final
+
+
+class _Waiting:
+    """A candidate that is to be asked again, not before its time."""
+
+    __slots__ = ("not_before", "place")
+
+    def __init__(self, place: Place, not_before: float) -> None:
+        self.place = place
+        self.not_before = not_before
 
 
 class Attempts:
-    """A generation over the candidates of a request, the best first; closed by whoever made it."""
+    """A generation over the candidates of a request, the best first; closed by whoever made it.
+
+    Where nobody else is left, one that said after how many seconds to try again is, if all such waits together
+    take no more than `patience` seconds. `choices`: answers that the request asks for, each with its Finished.
+    `unfit`: those that were never candidates, for the message when nobody answers.
+    """
 
     def __init__(
-        self, places: Sequence[Place], *, retries: int, clock: Callable[[], float] = monotonic, unfit: str = ""
+        self,
+        places: Sequence[Place],
+        *,
+        retries: int,
+        clock: Callable[[], float] = monotonic,
+        unfit: str = "",
+        patience: float = 0.0,
+        choices: int = 1,
     ) -> None:
         self._places = list(places)
+        self._again: list[_Waiting] = []
         self._retries = retries
         self._clock = clock
         self._unfit = unfit
+        self._patience = patience
+        self._choices = choices
+        self._tokens = 0  # of the choices that have ended
         self._refusals: list[str] = []
+        self._errors: list[chat.EngineError] = []
         self._generation: Generation | None = None
         self._started = 0.0
         self._first: float | None = None  # seconds to the first event
@@ -70,7 +108,7 @@ class Attempts:
         until = None if timeout is None else self._clock() + timeout
         while True:
             if self._generation is None:
-                self._begin()
+                await self._begin(until)
             assert self._generation is not None and self.place is not None
             wait, late = self._wait(until)
             try:
@@ -96,34 +134,61 @@ class Attempts:
             self._note(event)
         return events
 
+    @property
+    def complete(self) -> bool:
+        """Whether every choice has ended."""
+        return self._choices <= 0
+
     async def close(self) -> None:
         if self._generation is not None:
             if not self._ended and self.place is not None:
                 self.place.abandoned()
             generation, self._generation = self._generation, None
-            await generation.close()
+            await self._close(generation)
 
-    def _begin(self) -> None:
-        """Ask the next candidate that can be asked. Raises EngineError when there is none."""
-        while self._places and self.tries <= self._retries:
-            place = self._places.pop(0)
+    async def _close(self, generation: Generation) -> None:
+        place = self.place
+        assert place is not None
+        try:
+            await generation.close()
+        finally:
+            place.closed()
+
+    async def _begin(self, until: float | None) -> None:
+        """Ask the next candidate that can be asked. Raises EngineError when there is none, and TimeoutError."""
+        while self.tries <= self._retries and (self._places or self._again):
+            if self._places:
+                place = self._places.pop(0)
+            else:
+                # What has to wait is taken out of the list only when its time has come: this wait may be broken off.
+                waiting = min(self._again, key=lambda one: one.not_before)
+                await self._sleep(waiting.not_before, until)
+                self._again.remove(waiting)
+                place = waiting.place
             generation = place.begin()
             if generation is None:
-                self._refuse(place, "let nothing through just now")
+                self._refuse(place, "lets nothing through just now")
                 continue
             self.tries += 1
             self.place = place
             self._generation = generation
             self._started = self._clock()
+            self._ended = False
             return
-        for place in self._places:
-            self._refuse(place, f"not tried after {self.tries} others")
-        raise NobodyAnswers(
-            "Nobody can answer this request: " + "; ".join([*self._refusals, self._unfit]).strip("; ")
-        )
+        raise self._nobody()
+
+    async def _sleep(self, at: float, until: float | None) -> None:
+        from syntrop.common import loop
+
+        while (now := self._clock()) < at:
+            if until is not None and now >= until:
+                raise TimeoutError
+            await loop.sleep(min(at, at if until is None else until) - now)
 
     def _wait(self, until: float | None) -> tuple[float | None, bool]:
         """(seconds to wait for the next event, whether it is this candidate's own time that ends first)"""
+        if self._first is not None and until is None:
+            return None, False
         now = self._clock()
         rest = None if until is None else max(0.0, until - now)
         assert self.place is not None
@@ -137,30 +202,44 @@ class Attempts:
         assert self._generation is not None and self.place is not None
         place, generation, self._generation = self.place, self._generation, None
         self._ended = True
-        if isinstance(error, RETRYABLE):
+        retryable = isinstance(error, RETRYABLE)
+        if retryable:
             place.failed(error)
         else:
             place.abandoned()
-        await generation.close()
-        if self._first is not None or not isinstance(error, RETRYABLE):
+        await self._close(generation)
+        if self._first is not None or not retryable:
             raise error
-        if not self._places or self.tries > self._retries:
-            if self.tries == 1 and not self._places:
-                raise error  # there was nobody else: its own words say most
-            self._refuse(place, error.message)
-            for other in self._places:
-                self._refuse(other, f"not tried after {self.tries} others")
-            raise NobodyAnswers("Nobody could answer this request: " + "; ".join(self._refusals))
         self._refuse(place, error.message)
-        self._ended = False
+        self._errors.append(error)
+        if error.retry_after is not None and error.retry_after <= self._patience:
+            self._patience -= error.retry_after
+            self._again.append(_Waiting(place, self._clock() + error.retry_after))
+        if self.tries > self._retries or not (self._places or self._again):
+            raise self._nobody()
+
+    def _nobody(self) -> chat.EngineError:
+        """What the client is told when nobody is left to be tried."""
+        errors, rest = self._errors, len(self._places)
+        if len(errors) == len(self._refusals) == 1 and not rest:
+            return errors[0]  # there was nobody else: its own words say most
+        for place in self._places:
+            self._refuse(place, f"not tried after {self.tries} others")
+        message = "Nobody can answer this request: " + "; ".join(filter(None, [*self._refusals, self._unfit]))
+        again = min((one.retry_after for one in errors if one.retry_after is not None), default=None)
+        if errors and all(isinstance(one, chat.Overloaded) for one in errors):
+            return chat.Overloaded(message, retry_after=again)
+        return NobodyAnswers(message, retry_after=again)
 
     def _refuse(self, place: Place, reason: str) -> None:
         self._refusals.append(f"{place.provider}/{place.model}: {reason}")
 
     def _note(self, event: chat.Event) -> None:
-        now = self._clock()
         if self._first is None:
-            self._first = now - self._started
+            self._first = self._clock() - self._started
         if isinstance(event, chat.Finished) and self.place is not None:
-            self._ended = True
-            self.place.succeeded(self._first, event, now - self._started)
+            self._choices -= 1
+            self._tokens += event.completion_tokens
+            if self._choices == 0:
+                self._ended = True
+                self.place.succeeded(self._first, event, self._tokens, self._clock() - self._started)

@@ -9,9 +9,11 @@ CLOSED, OPEN, HALF_OPEN = "closed", "open", "half-open"
 class Breaker:
     """Closed until `threshold` failures in a row; then open for `cooldown` seconds; then half-open: one request at
     a time is let through; its outcome closes the breaker, or opens it again for twice as long, up to `longest`.
+
+    A sign of life closes it on trial: one failure then opens it again, for twice as long.
     """
 
-    __slots__ = ("_cooldown", "_longest", "_opened", "_pause", "_probing", "_threshold", "failures")
+    __slots__ = ("_cooldown", "_longest", "_opened", "_pause", "_probing", "_threshold", "_trial", "failures")
 
     def __init__(self, *, threshold: int = 3, cooldown: float = 5.0, longest: float = 300.0) -> None:
         self._threshold = threshold
@@ -20,6 +22,7 @@ class Breaker:
         self._pause = cooldown
         self._opened: float | None = None
         self._probing = False
+        self._trial = False
         self.failures = 0  # in a row
 
     def state(self, now: float) -> str:
@@ -47,7 +50,15 @@ class Breaker:
         self.failures = 0
         self._opened = None
         self._probing = False
+        self._trial = False
         self._pause = self._cooldown
+
+    def recovered(self) -> None:
+        """A sign of life, which is less than an answer."""
+        self.failures = 0
+        self._opened = None
+        self._probing = False
+        self._trial = True
 
     def failure(self, now: float) -> None:
         self.failures += 1
@@ -57,7 +68,10 @@ class Breaker:
                 self._probing = False
                 self._pause = min(self._pause * 2, self._longest)
                 self._opened = now
-        elif self.failures >= self._threshold:
+        elif self._trial or self.failures >= self._threshold:
+            if self._trial:
+                self._trial = False
+                self._pause = min(self._pause * 2, self._longest)
             self._opened = now
 
     def abandoned(self) -> None:

@@ -57,7 +57,7 @@ class ModelConfig:
         "upstream",
     )
 
-    def __init__(self, values: dict[str, Any]) -> None:
+    def __init__(self, values: dict[str, Any], abilities: tuple[str, ...] = ("tools",)) -> None:
         self.name: str = values["name"]
         self.upstream: str = values.get("upstream", self.name)
         self.context: int | None = values.get("max_context_tokens")
@@ -66,7 +66,7 @@ class ModelConfig:
         self.latency: float = values.get("avg_latency_ms", 50.0) / 1000
         self.speed: float = values.get("tokens_per_second", 30.0)
         self.tier: str | None = values.get("tier")
-        self.abilities: tuple[str, ...] = tuple(values.get("abilities", ("tools",)))
+        self.abilities: tuple[str, ...] = tuple(values.get("abilities", abilities))
 
 
 class ProviderConfig:
@@ -103,6 +103,10 @@ class ProviderConfig:
     def local(self) -> bool:
         return self.kind == RUNTIMED
 
+    def same(self, other: ProviderConfig) -> bool:
+        """Whether nothing of what it says differs; where it says so may."""
+        return _values(self) == _values(other)
+
 
 class Thresholds:
     """`max_latency`: seconds that a remote answer may take to begin before another is tried; `retries`: others
@@ -135,6 +139,11 @@ class Config:
         self.defaults = defaults
 
 
+def _values(one: ProviderConfig | ModelConfig) -> list[Any]:
+    found = [getattr(one, name) for name in one.__slots__ if name not in ("models", "where")]
+    return found + [_values(model) for model in getattr(one, "models", ())]
+
+
 LOCAL = {"id": "local", "name": "Local engine", "kind": RUNTIMED}
 
 
@@ -143,12 +152,12 @@ def load(files: Iterable[tuple[str, str]]) -> Config:
 
     The local engine is there unless a provider of kind runtimed says otherwise.
     """
-    import tomllib
-
     providers: dict[str, ProviderConfig] = {}
     thresholds: dict[str, Any] = {}
     tiers: dict[str, dict[str, Any]] = {}
     for path, text in files:
+        import tomllib  # most installations have no file
+
         try:
             document = tomllib.loads(text)
         except (tomllib.TOMLDecodeError, RecursionError) as error:
@@ -325,12 +334,13 @@ class _Reader:
                         self.fail("says nothing for the local engine", "providers", nth, key)
             elif "base_url" not in table:
                 self.fail(f"a provider of kind {table['kind']} needs 'base_url'", "providers", nth)
-            models = self._models(table.get("models", []), nth, models_before)
+            usual = ABILITIES if table["kind"] == RUNTIMED else ("tools",)
+            models = self._models(table.get("models", []), nth, models_before, usual)
             models_before += len(models)
             found.append(ProviderConfig(table, models, self.where("providers", nth)))
         return found
 
-    def _models(self, value: object, nth: int, before: int) -> list[ModelConfig]:
+    def _models(self, value: object, nth: int, before: int, usual: tuple[str, ...]) -> list[ModelConfig]:
         if not isinstance(value, list):
             self.fail("must be written as [[providers.models]]", "providers", nth, "models")
         found: list[ModelConfig] = []
@@ -340,7 +350,7 @@ class _Reader:
                 self.fail("a model needs 'name'", "providers.models", before + index)
             if any(table["name"] == other.name for other in found):
                 self.fail("is taken in this provider", "providers.models", before + index, "name")
-            found.append(ModelConfig(table))
+            found.append(ModelConfig(table, usual))
         return found
 
 

@@ -32,9 +32,10 @@ LONG_CONTEXT = 64_000  # a model with more tokens than this counts as a hard one
 
 
 class Ask:
-    """What a request needs. `model` None: any. `needs`: abilities, such as tools, embeddings, logprobs."""
+    """What a request needs. `model` None: any. `needs`: abilities, such as tools, embeddings, logprobs. `room`:
+    tokens that the context must have beside the prompt; usually those of the output, by which the price goes."""
 
-    __slots__ = ("local", "model", "needs", "output_tokens", "prompt_tokens", "tier")
+    __slots__ = ("local", "model", "needs", "output_tokens", "prompt_tokens", "room", "tier")
 
     def __init__(
         self,
@@ -43,11 +44,13 @@ class Ask:
         *,
         prompt_tokens: int = 0,
         output_tokens: int = 0,
+        room: int | None = None,
         needs: Iterable[str] = (),
         local: bool = False,
     ) -> None:
         self.model = model
         self.tier = tier
+        self.room = output_tokens if room is None else room
         self.prompt_tokens = prompt_tokens
         self.output_tokens = output_tokens
         self.needs = frozenset(needs)
@@ -185,9 +188,11 @@ def _refusal(ask: Ask, candidate: Candidate, observed: Observed, slowest: float)
     if missing := sorted(ask.needs - candidate.abilities):
         return f"cannot do {', '.join(missing)}"
     prompt = ask.prompt_tokens if observed.prompt_tokens is None else observed.prompt_tokens
-    if candidate.context is not None and prompt + ask.output_tokens > candidate.context:
-        return f"context of {candidate.context} tokens, {prompt} + {ask.output_tokens} needed"
+    if candidate.context is not None and prompt + ask.room > candidate.context:
+        return f"context of {candidate.context} tokens, {prompt} + {ask.room} needed"
     if observed.open_for > 0:
+        if not observed.failures:
+            return f"asked to be left alone for another {observed.open_for:.1f} s"
         return f"{observed.failures} failures in a row; left alone for another {observed.open_for:.1f} s"
     if observed.speed < slowest:
         return f"{observed.speed:.1f} tokens/s, {slowest:.1f} at least"

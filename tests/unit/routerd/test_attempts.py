@@ -65,6 +65,7 @@ class Place:
         self.generation = Script(clock, list(script))
         self.open = True
         self.told: list[object] = []
+        self.releases = 0
 
     def begin(self) -> Script | None:
         if not self.open:
@@ -72,14 +73,19 @@ class Place:
         self.told.append("begun")
         return self.generation
 
-    def succeeded(self, latency: float, end: chat.Finished, duration: float) -> None:
-        self.told.append((latency, end.completion_tokens, duration))
+    def succeeded(self, latency: float, end: chat.Finished, tokens: int, duration: float) -> None:
+        assert end.reason
+        self.told.append((latency, tokens, duration))
 
     def failed(self, error: chat.EngineError) -> None:
         self.told.append(type(error).__name__)
 
     def abandoned(self) -> None:
         self.told.append("abandoned")
+
+    def closed(self) -> None:
+        assert self.generation.closed
+        self.releases += 1
 
 
 async def run(attempts: Attempts, timeout: float | None = None) -> str:
@@ -140,7 +146,7 @@ def test_the_budget_of_tries() -> None:
         loop.run(run(Attempts(places, retries=1, clock=clock)))
     assert [place.told for place in places] == [["begun", "Unavailable"], [], ["begun", "Unavailable"], []]
     assert caught.value.message == (
-        "Nobody could answer this request: a/m: a is down; b/m: let nothing through just now; c/m: c is down; "
+        "Nobody can answer this request: a/m: a is down; b/m: lets nothing through just now; c/m: c is down; "
         "d/m: not tried after 2 others"
     )
 
@@ -192,3 +198,48 @@ def test_leaving_hangs_up() -> None:
 
     loop.run(leave())
     assert place.told == ["begun", "abandoned"] and place.generation.closed
+    assert place.releases == 1
+
+
+def test_one_that_says_when_is_waited_for_where_nobody_else_is_left() -> None:
+    first = Place("a", Clock(), chat.Overloaded("full", retry_after=0.02), chat.Delta("x"), END)
+    second = Place("b", Clock(), chat.Overloaded("full", retry_after=9.0))
+    attempts = Attempts([first, second], retries=2, patience=1.0)
+
+    async def patiently() -> str:
+        while True:
+            try:
+                event = await attempts.next(0.005)
+            except TimeoutError:
+                continue
+            assert isinstance(event, chat.Delta)
+            await attempts.close()
+            return event.text
+
+    assert loop.run(patiently()) == "x"
+    assert first.told == ["begun", "Overloaded", "begun", "abandoned"] and first.releases == 2
+    assert second.told == ["begun", "Overloaded"]
+
+
+def test_waits_have_a_budget() -> None:
+    first = Place("a", Clock(), chat.Overloaded("full", retry_after=2.0))
+    second = Place("b", Clock(), chat.Overloaded("full", retry_after=3.0))
+    with pytest.raises(chat.Overloaded) as caught:
+        loop.run(run(Attempts([first, second], retries=9, patience=1.0)))
+    assert caught.value.retry_after == 2.0 and "a/m: full; b/m: full" in caught.value.message
+
+
+def test_a_turn_of_several_answers_ends_with_the_last() -> None:
+    clock = Clock()
+    place = Place("a", clock, 0.5, chat.Finished("stop", 3, 2, choice=1), 0.5, chat.Finished("length", 3, 4))
+
+    async def both() -> None:
+        attempts = Attempts([place], retries=0, clock=clock, choices=2)
+        await attempts.next()
+        assert not attempts.complete and place.told == ["begun"]
+        await attempts.next()
+        assert attempts.complete
+        await attempts.close()
+
+    loop.run(both())
+    assert place.told == ["begun", (0.5, 6, 1.0)]
