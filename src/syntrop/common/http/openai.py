@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 
-from syntrop.common.http import chat
+from syntrop.common.http import chat, sse
 from syntrop.common.http.errors import BadRequest, HttpError
 from syntrop.common.http.fields import INTEGER_MAX, Fields, parse_object
 
@@ -17,6 +17,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import Any
+
+    from syntrop.common.http.answers import Usage
 
 STOPS_MAX = 4
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
@@ -145,6 +147,109 @@ def _content(fields: Fields) -> str:
 def engine_seed(seed: int | None) -> int:
     """A client's seed as an engine takes it: 53 bits, where 0 would mean that any will do."""
     return 0 if seed is None else seed % INTEGER_MAX + 1
+
+
+# --- what the routes share -------------------------------------------------------------------------------
+
+CHOICES_MAX = 128
+TOP_LOGPROBS_MAX = 20
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+
+
+def model_name(fields: Fields) -> str:
+    name = fields.string("model")
+    if not name:
+        raise fields.fail("model", "must name a model.", "missing_required_parameter")
+    return name
+
+
+def take_stream(fields: Fields, request: chat.GenerateRequest) -> None:
+    """`stream` and `stream_options`."""
+    request.stream = fields.boolean("stream") or False
+    options = fields.object("stream_options")
+    if options is not None:
+        if not request.stream:
+            raise fields.fail("stream_options", "is only allowed when 'stream' is true.", "invalid_value")
+        request.include_usage = options.boolean("include_usage") or False
+        options.only("include_obfuscation", False)
+        options.done()
+
+
+def take_temperature(fields: Fields, request: chat.GenerateRequest) -> None:
+    """`temperature` and `top_p`, with OpenAI's own default: an engine's may differ."""
+    temperature = fields.number("temperature", 0, 2)
+    request.temperature = 1.0 if temperature is None else temperature
+    request.top_p = fields.number("top_p", 0, 1)
+
+
+def take_sampling(fields: Fields, request: chat.GenerateRequest) -> None:
+    """What chats and completions know in common of how tokens are chosen."""
+    take_temperature(fields, request)
+    # Not OpenAI's, but sent by many clients of local engines.
+    request.top_k = fields.integer("top_k", 0)
+    request.min_p = fields.number("min_p", 0, 1)
+    request.repetition_penalty = fields.number("repetition_penalty", 0.01, 100)
+    request.presence_penalty = fields.number("presence_penalty", -2, 2)
+    request.frequency_penalty = fields.number("frequency_penalty", -2, 2)
+    request.logit_bias = _logit_bias(fields)
+    request.seed = fields.integer("seed", -_INT64, _INT64 - 1)
+    request.stop = fields.strings("stop", most=STOPS_MAX)
+    if "" in request.stop:
+        raise fields.fail("stop", "may not hold an empty string.", "invalid_value")
+    request.n = fields.integer("n", 1, CHOICES_MAX) or 1
+
+
+def _logit_bias(fields: Fields) -> dict[int, float]:
+    value = fields.take("logit_bias")
+    if value is None:
+        return {}
+    biases = {}
+    inside = fields.inside("logit_bias", value)
+    for name in value:
+        # The ids of tokens, as JSON writes them in the names of fields.
+        if not (name.isascii() and name.isdecimal() and len(name) < 16):
+            raise inside.fail(name, "must be named by the id of a token.", "invalid_value")
+        bias = inside.number(name, -100, 100)
+        if bias is None:
+            raise inside.fail(name, "must be a number, not null.", "invalid_type")
+        biases[int(name)] = bias
+    return biases
+
+
+def take_routing(fields: Fields, request: chat.GenerateRequest | chat.EmbedRequest) -> None:
+    """Ours, not OpenAI's: `tier`, and `local` for what must not leave this machine."""
+    tier = fields.string("tier")
+    if tier not in (None, "auto", "fast", "hard"):
+        raise fields.fail("tier", f"must be auto, fast or hard, not {tier!r}.", "invalid_value")
+    request.routing.tier = None if tier == "auto" else tier
+    request.routing.local = fields.boolean("local") or False
+
+
+def take_effort(fields: Fields, name: str) -> str | None:
+    effort = fields.string(name)
+    if effort is not None and effort not in EFFORTS:
+        raise fields.fail(name, f"must be one of {', '.join(EFFORTS)}, not {effort!r}.", "invalid_value")
+    return effort
+
+
+def take_labels(fields: Fields) -> None:
+    """Names that a service gives its own users and caches; no answer depends on them."""
+    for name in ("user", "safety_identifier", "prompt_cache_key"):
+        fields.string(name)
+
+
+def usage(usage: Usage) -> dict[str, Any]:
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.total_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+        "completion_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
+    }
+
+
+def frame(value: dict[str, Any], event: str | None = None) -> bytes:
+    return sse.encode(_encode(value), event)
 
 
 # --- replies ---------------------------------------------------------------------------------------------
