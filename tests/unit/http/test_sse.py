@@ -45,3 +45,10 @@ def test_an_event_without_an_end_is_not_hoarded() -> None:
     with pytest.raises(EventTooLong):
         for _ in range(20):
             parser.feed(b"data: 12345\n")
+
+
+def test_an_event_without_its_last_line_end() -> None:
+    for wire in (b"data: a\n\ndata: b", b"data: a\n\ndata: b\n", b"data: a\r\n\r\ndata: b\r", b"data: a\n\ndata: b\n\n"):
+        parser = Parser()
+        assert parser.feed(wire) + parser.end() == [ServerEvent("a"), ServerEvent("b")]
+    assert Parser().end() == []

@@ -277,7 +277,17 @@ class Unhonoured(EngineError):
 
     def __init__(self, parameter: str, reason: str | None = None) -> None:
         super().__init__(f"The engine cannot honour '{parameter}': {reason or 'not with this value'}.")
+        self.parameter: str | None = parameter
+
+
+class Refused(Unhonoured):
+    """A provider says that the request itself is wrong, in its own words; `parameter` where it says which, `code`
+    a word for programs."""
+
+    def __init__(self, message: str, parameter: str | None = None, code: str | None = None) -> None:
+        EngineError.__init__(self, message)
         self.parameter = parameter
+        self.code = code
 
 
 class Overloaded(EngineError):
@@ -286,6 +296,11 @@ class Overloaded(EngineError):
 
 class Unavailable(EngineError):
     """There is no engine to ask, or it is going away."""
+
+
+class Denied(Unavailable):
+    """A provider does not let the router in, or its address is wrong: to ask it again is no use until somebody has
+    mended the configuration. The message never has the key."""
 
 
 class EngineTimeout(EngineError):
