@@ -101,6 +101,7 @@ class Attempts:
         self._first: float | None = None  # seconds to the first event
         self._ended = False
         self.place: Place | None = None  # who answers
+        self.failed: list[str] = []  # who was asked before
         self.tries = 0
 
     async def next(self, timeout: float | None = None) -> chat.Event:
@@ -160,7 +161,7 @@ class Attempts:
             if self._places:
                 place = self._places.pop(0)
             else:
-                # What has to wait is taken out of the list only when its time has come: this wait may be broken off.
+                # Taken out of the list only when its time has come: this wait may be broken off.
                 waiting = min(self._again, key=lambda one: one.not_before)
                 await self._sleep(waiting.not_before, until)
                 self._again.remove(waiting)
@@ -211,6 +212,7 @@ class Attempts:
         if self._first is not None or not retryable:
             raise error
         self._refuse(place, error.message)
+        self.failed.append(f"{place.provider}/{place.model}")
         self._errors.append(error)
         if error.retry_after is not None and error.retry_after <= self._patience:
             self._patience -= error.retry_after

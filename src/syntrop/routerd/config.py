@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
 RUNTIMED, OPENAI, ANTHROPIC = KINDS = ("runtimed", "openai", "anthropic")
 ABILITIES = ("embeddings", "logprobs", "reasoning", "tools")
-SECTIONS = ("providers", "thresholds", "tiers")  # the rest is the settings table's
 _ID = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 _CREDENTIAL = re.compile(r"[A-Za-z0-9._@-]{1,255}")
 

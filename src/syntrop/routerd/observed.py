@@ -11,6 +11,11 @@ WEIGHT = 0.3  # of the newest turn
 HALF_LIFE = 300.0  # seconds
 
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    Key = tuple[str, str]
+
+
 class _Average:
     __slots__ = ("at", "value")
 
@@ -19,7 +24,8 @@ class _Average:
         self.at = at
 
     def now(self, usual: float, now: float, half_life: float) -> float:
-        return usual + (self.value - usual) * 0.5 ** (max(0.0, now - self.at) / half_life)
+        faded: float = 0.5 ** (max(0.0, now - self.at) / half_life)
+        return usual + (self.value - usual) * faded
 
 
 class Observations:
@@ -30,8 +36,8 @@ class Observations:
     def __init__(self, *, most: int = 1024, half_life: float = HALF_LIFE) -> None:
         self._most = most
         self._half_life = half_life
-        self._latency: dict[tuple[str, str], _Average] = {}
-        self._speed: dict[tuple[str, str], _Average] = {}
+        self._latency: dict[Key, _Average] = {}
+        self._speed: dict[Key, _Average] = {}
 
     def note(self, provider: str, model: str, latency: float, tokens: int, duration: float, now: float) -> None:
         """A turn: seconds to its first event, the tokens of its answer, and seconds to its end."""
@@ -55,7 +61,7 @@ class Observations:
             for key in [key for key in averages if key[0] == provider]:
                 del averages[key]
 
-    def _add(self, averages: dict[tuple[str, str], _Average], key: tuple[str, str], value: float, now: float) -> None:
+    def _add(self, averages: dict[Key, _Average], key: Key, value: float, now: float) -> None:
         before = averages.pop(key, None)
         if before is not None:
             value = before.value + WEIGHT * (value - before.value)

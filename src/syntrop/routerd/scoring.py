@@ -15,7 +15,7 @@ from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
 FAST, HARD, AUTO = "fast", "hard", "auto"
 WEIGHTS = {  # latency, cost, capability
@@ -153,18 +153,23 @@ class Verdict:
 
 
 def rank(
-    ask: Ask, field: Iterable[tuple[Candidate, Observed]], host: Host, *, slowest: float = 0.0
+    ask: Ask,
+    field: Iterable[tuple[Candidate, Observed]],
+    host: Host,
+    *,
+    slowest: float = 0.0,
+    weights: Mapping[str, tuple[float, float, float]] = WEIGHTS,
 ) -> tuple[list[Verdict], list[Verdict]]:
     """(those that can answer, the best first; those that cannot, each with its reason).
 
-    `slowest`: tokens a second below which nobody is asked.
+    `slowest`: tokens a second below which nobody is asked; `weights`: of latency, cost and capability by tier.
     """
     fit, unfit = [], []
     for candidate, observed in field:
         verdict = Verdict(candidate)
         verdict.refusal = _refusal(ask, candidate, observed, slowest)
         if verdict.refusal is None:
-            _score(verdict, ask, observed, host)
+            _score(verdict, ask, observed, host, weights[ask.tier])
             fit.append(verdict)
         else:
             verdict.reason = verdict.refusal
@@ -199,9 +204,11 @@ def _refusal(ask: Ask, candidate: Candidate, observed: Observed, slowest: float)
     return None
 
 
-def _score(verdict: Verdict, ask: Ask, observed: Observed, host: Host) -> None:
+def _score(
+    verdict: Verdict, ask: Ask, observed: Observed, host: Host, weights: tuple[float, float, float]
+) -> None:
     candidate = verdict.candidate
-    by_latency, by_cost, by_capability = WEIGHTS[ask.tier]
+    by_latency, by_cost, by_capability = weights
     verdict.price = candidate.price(ask)
     verdict.speed = 60 / (1 + observed.latency / LATENCY) + 40 * min(observed.speed / SPEED, 1.0)
     verdict.cost = 100 / (1 + 2000 * verdict.price)

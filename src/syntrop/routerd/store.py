@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The models that can be asked for: what modeld has in its store."""
+"""The models that the local engine can be asked for: what modeld has in its store."""
 
 from __future__ import annotations
 
@@ -10,39 +10,91 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from syntrop.common.varlink.client import Client
+
 MODEL = "io.syntrop.Model1"
 _TIMEOUT = 10.0
+_KNOWN_MAX = 1024
+
+
+class Contexts:
+    """Context lengths by digest, which never change: what a model's file says of itself is asked for once."""
+
+    __slots__ = ("_known",)
+
+    def __init__(self) -> None:
+        self._known: dict[str, int | None] = {}
+
+    async def listing(self) -> list[tuple[str, int | None]]:
+        """(identifier, context length in tokens) of all models, each once. Raises chat.EngineError."""
+        found: dict[str, int | None] = {}
+        async with _Store() as store:
+            for entry in (await store.call("List", {}))["models"]:
+                digest = entry["digest"]
+                if digest not in self._known:
+                    if len(self._known) >= _KNOWN_MAX:
+                        self._known.clear()
+                    try:
+                        self._known[digest] = _context(await store.call("Inspect", {"id": entry["id"]}))
+                    except chat.ModelNotFound:
+                        continue  # removed meanwhile
+                found.setdefault(entry["id"], self._known[digest])
+        return list(found.items())
 
 
 async def names() -> list[str]:
     """Identifiers of all models, each once. Raises chat.EngineError."""
-    reply = await _call("List", {})
+    async with _Store() as store:
+        reply = await store.call("List", {})
     return list(dict.fromkeys(entry["id"] for entry in reply["models"]))
 
 
 async def find(name: str) -> str:
     """Identifier of the model that a name means. Raises chat.ModelNotFound and other EngineErrors."""
-    reply: dict[str, Any] = await _call("Inspect", {"id": name})
+    async with _Store() as store:
+        reply = await store.call("Inspect", {"id": name})
     identifier: str = reply["info"]["id"]
     return identifier
 
 
-async def _call(method: str, parameters: dict[str, Any]) -> dict[str, Any]:
-    from syntrop.common.varlink.client import connect
-    from syntrop.common.varlink.errors import ConnectionLost, InvalidReply, VarlinkError
+def _context(reply: dict[str, Any]) -> int | None:
+    import json
 
     try:
-        client = await connect(paths.endpoint(MODEL))
+        length = json.loads(reply.get("metadata") or "{}").get("context_length")
+    except ValueError:
+        return None
+    return length if isinstance(length, int) and length > 0 else None
+
+
+class _Store:
+    """A connection to modeld for a few calls. Errors become chat.EngineErrors."""
+
+    _client: Client
+
+    async def __aenter__(self) -> _Store:
+        from syntrop.common.varlink.client import connect
+
         try:
-            with await client.call(f"{MODEL}.{method}", parameters, timeout=_TIMEOUT) as reply:
+            self._client = await connect(paths.endpoint(MODEL))
+        except (OSError, TimeoutError) as error:
+            raise chat.Unavailable(f"The model store cannot be reached: {error}.") from error
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._client.close()
+
+    async def call(self, method: str, parameters: dict[str, Any]) -> dict[str, Any]:
+        from syntrop.common.varlink.errors import ConnectionLost, InvalidReply, VarlinkError
+
+        try:
+            with await self._client.call(f"{MODEL}.{method}", parameters, timeout=_TIMEOUT) as reply:
                 return reply.parameters
-        finally:
-            client.close()
-    except VarlinkError as error:
-        if error.error in (f"{MODEL}.NoSuchModel", f"{MODEL}.InvalidIdentifier"):
-            raise chat.ModelNotFound(parameters["id"]) from None
-        raise chat.GenerationFailed(f"The model store failed: {error.name}.") from error
-    except TimeoutError:
-        raise chat.EngineTimeout("The model store did not answer in time.") from None
-    except (OSError, ConnectionLost, InvalidReply) as error:
-        raise chat.Unavailable(f"The model store cannot be reached: {error}.") from error
+        except VarlinkError as error:
+            if error.error in (f"{MODEL}.NoSuchModel", f"{MODEL}.InvalidIdentifier"):
+                raise chat.ModelNotFound(parameters["id"]) from None
+            raise chat.GenerationFailed(f"The model store failed: {error.name}.") from error
+        except TimeoutError:
+            raise chat.EngineTimeout("The model store did not answer in time.") from None
+        except (OSError, ConnectionLost, InvalidReply) as error:
+            raise chat.Unavailable(f"The model store cannot be reached: {error}.") from error

@@ -18,8 +18,17 @@ if TYPE_CHECKING:
     from syntrop.common.http.errors import HttpError
 
     class Reply(Protocol):
-        headers: Sequence[tuple[str, str]]  # of a stream
-        ping: bytes  # what a stream may say while there is nothing to say
+        model: str  # may be set to the one that answers, before anything is told
+
+        @property
+        def headers(self) -> Sequence[tuple[str, str]]:
+            """Those of a stream."""
+            ...
+
+        @property
+        def ping(self) -> bytes:
+            """What a stream may say while there is nothing to say."""
+            ...
 
         def whole(self, events: Iterable[chat.Event]) -> dict[str, Any]:
             """The answer as a JSON object, of all events of all choices."""

@@ -157,8 +157,9 @@ EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 
 
 def model_name(fields: Fields) -> str:
+    """Empty leaves the choice to the router, as `auto` does."""
     name = fields.string("model")
-    if not name:
+    if name is None:
         raise fields.fail("model", "must name a model.", "missing_required_parameter")
     return name
 
@@ -347,6 +348,8 @@ def failure(error: chat.EngineError, *, started: bool) -> HttpError:
             return HttpError(404, message, code="model_not_found", param="model", type="invalid_request_error")
         case chat.ContextExceeded():
             return BadRequest(message, param="messages", code="context_length_exceeded")
+        case chat.Refused():
+            return BadRequest(message, param=error.parameter, code=error.code or "invalid_value")
         case chat.Unhonoured():
             return BadRequest(message, param=error.parameter, code="unsupported_value")
         case chat.Overloaded():
