@@ -275,9 +275,12 @@ class ContextExceeded(EngineError):
 class Unhonoured(EngineError):
     """The engine cannot honour a parameter."""
 
+    reason: str | None = None
+
     def __init__(self, parameter: str, reason: str | None = None) -> None:
         super().__init__(f"The engine cannot honour '{parameter}': {reason or 'not with this value'}.")
         self.parameter: str | None = parameter
+        self.reason = reason
 
 
 class Refused(Unhonoured):

@@ -31,6 +31,16 @@ class ThinkFilter:
         self._rest = ""
         self._begun = False  # a thought has been told: the whitespace before it is past
 
+    @property
+    def inside(self) -> bool:
+        """Whether what comes next belongs to a thought."""
+        return self._state == _INSIDE
+
+    @property
+    def held(self) -> int:
+        """How many of the characters that came are held back."""
+        return len(self._rest)
+
     def feed(self, text: str) -> list[tuple[bool, str]]:
         """The pieces that are certain after this text."""
         if self._state == _AFTER:

@@ -60,6 +60,11 @@ class ToolCallFilter:
         self._bare = True  # nothing but whitespace has come: the answer may be a call without a mark
         self.calls = 0
 
+    @property
+    def held(self) -> int:
+        """How many of the characters that came are held back."""
+        return len(self._rest) + (0 if self._mark is None else len(self._space) + len(self._mark))
+
     def feed(self, text: str) -> list[chat.Delta | chat.CallStarted | chat.CallArguments]:
         self._rest += text
         return list(self._split())
