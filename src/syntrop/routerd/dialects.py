@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from syntrop.common.http import chat
 from syntrop.common.http.errors import HttpError
 
@@ -48,7 +50,8 @@ def _completions() -> Dialect:
     from syntrop.common.http import openai
     from syntrop.common.http.openai_completions import CompletionReply, parse_completions
 
-    return Dialect("cmpl-", parse_completions, lambda i, t, r: CompletionReply(i, t, list(r)), openai.failure)
+    failure = partial(openai.failure, prompt="prompt")
+    return Dialect("cmpl-", parse_completions, lambda i, t, r: CompletionReply(i, t, list(r)), failure)
 
 
 def _responses() -> Dialect:
@@ -61,7 +64,7 @@ def _responses() -> Dialect:
         assert isinstance(request, ResponseRequest)
         return ResponseReply(id, created, request)
 
-    return Dialect("resp_", lambda b: [parse_responses(b)], begin, openai.failure)
+    return Dialect("resp_", lambda b: [parse_responses(b)], begin, partial(openai.failure, prompt="input"))
 
 
 _MAKERS: dict[str, Callable[[], Dialect]] = {"chat": _chat, "completions": _completions, "responses": _responses}

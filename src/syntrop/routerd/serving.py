@@ -198,7 +198,7 @@ async def embed(exchange: Exchange, router: Router, metrics: Metrics, headers: H
         finally:
             await attempts.close()
     except chat.EngineError as error:
-        raise told(openai.failure(error, started=False), error) from error
+        raise told(openai.failure(error, started=False, prompt="input"), error) from error
     finally:
         metrics.waiting -= 1
     assert result.vectors is not None
