@@ -51,7 +51,7 @@ class Pressed:
             self._trigger = psi.Trigger(
                 "memory", self._told, stall_usec=stall, window_usec=_WINDOW_USEC, lost=self.close
             )
-        except psi.TriggerUnavailable as error:
+        except (psi.TriggerUnavailable, OSError) as error:
             self._refused = True
             journal.info(f"Pressure is read with each request instead: {error}")
 

@@ -89,9 +89,7 @@ class Metrics:
             text.sample("requests_total", count, route=route, status=str(status))
         text.single("requests_active", "gauge", "Requests being answered.", active)
         text.single("requests_waiting", "gauge", "Requests of which nothing is answered yet.", self.waiting)
-        text.single(
-            "streams_broken_total", "counter", "Streams that failed after they had begun.", self.broken
-        )
+        text.single("streams_broken_total", "counter", "Streams that failed after they had begun.", self.broken)
         for name, kind, tokens in (
             ("prompt_tokens_total", "Tokens of prompts, by who read them.", self.prompt),
             ("completion_tokens_total", "Tokens of answers, by who made them.", self.completion),
