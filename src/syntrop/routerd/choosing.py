@@ -25,15 +25,17 @@ if TYPE_CHECKING:
     Parts = Callable[[], Iterable[str]]
     Field = list[tuple["Option", scoring.Observed]]
 
-COUNT_TIMEOUT = 5.0
+COUNTS_MAX = 3
+COUNT_TIMEOUT = 10.0  # seconds
 NEAR = 0.6  # share of a context from which an estimate of the prompt is not good enough
 NEW = 1.0  # seconds: a list of models that is younger has every model there is
 
 
 class Option(scoring.Candidate):
-    """A candidate, with where it comes from. `counted`: tokens of the prompt, by the model itself."""
+    """A candidate, with where it comes from. `counted`: tokens of the prompt, by the model itself, where it was
+    `doubted` that an estimate will do."""
 
-    __slots__ = ("counted", "member", "offer")
+    __slots__ = ("counted", "doubted", "member", "offer")
 
     def __init__(self, member: Member, offer: ModelConfig) -> None:
         config = member.config
@@ -52,6 +54,7 @@ class Option(scoring.Candidate):
         self.member = member
         self.offer = offer
         self.counted: int | None = None
+        self.doubted = False
 
 
 class Choice:
@@ -123,8 +126,7 @@ class Chooser:
             return await self._named(ask, ask.model, request, parts, thorough=thorough)
         await self._list(self._members)
         options = [option for member in self._members for option in _options(member)]
-        await self._count(ask, options, request)
-        fit, unfit = self._rank(ask, self._field(options, parts), slowest=self._slowest)
+        fit, unfit = await self._counted(ask, options, request, parts)
         self._prefer_default(ask, fit)
         return Choice(None, fit, unfit, _unlisted(self._members))
 
@@ -161,17 +163,15 @@ class Chooser:
             if unlisted:
                 return Choice(name, [], [], unlisted)
             raise chat.ModelNotFound(name)
-        if len(options) > 1:
-            await self._count(ask, options, request)
-        field = self._field(options, parts)
-        fit, unfit = self._rank(ask, field, slowest=self._slowest)
+        # Alone it is asked in any case, and counts for itself.
+        fit, unfit = await self._counted(ask, options, request if len(options) > 1 else None, parts)
         if not fit:
             # Too long by an estimate alone, or too slow: it is the one that was asked for. The model itself
             # counts exactly, and refuses what is too long.
-            for option, observed in field:
-                if observed.prompt_tokens is None:
+            for option in options:
+                if option.counted is None:
                     option.context = None
-            fit, unfit = self._rank(ask, field, slowest=0.0)
+            fit, unfit = self._rank(ask, self._field(options, parts), slowest=0.0)
         return Choice(name, fit, unfit, [])
 
     async def _options_of(self, name: str, *, thorough: bool) -> list[Option]:
@@ -235,21 +235,28 @@ class Chooser:
             field.append((option, observed))
         return field
 
-    async def _count(
-        self, ask: scoring.Ask, options: Iterable[Option], request: chat.GenerateRequest | None
-    ) -> None:
-        """Have the local engine count the prompt where an estimate is too near its limit to be trusted."""
-        for option in options:
-            if request is None or not option.local or option.context is None or not option.member.usable:
-                continue
-            if ask.prompt_tokens + ask.room < NEAR * option.context:
-                continue
+    async def _counted(
+        self,
+        ask: scoring.Ask,
+        options: list[Option],
+        request: chat.GenerateRequest | None,
+        parts: Parts | None,
+    ) -> tuple[list[scoring.Verdict], list[scoring.Verdict]]:
+        """Rank, and have the local engine count the prompt where an estimate is too near the limit of who would be
+        asked to be trusted. It may have to load a model for it, so the others are not counted."""
+        for _ in range(COUNTS_MAX):
+            fit, unfit = self._rank(ask, self._field(options, parts), slowest=self._slowest)
+            doubtful = None if request is None else _doubtful(ask, fit, unfit)
+            if doubtful is None:
+                return fit, unfit
+            doubtful.doubted = True
             try:
                 with loop.deadline(COUNT_TIMEOUT):
-                    twin = asking.renamed(request, option.offer.upstream)
-                    option.counted = await option.member.provider.count(twin)
+                    twin = asking.renamed(request, doubtful.offer.upstream)  # type: ignore[arg-type]
+                    doubtful.counted = await doubtful.member.provider.count(twin)
             except (chat.EngineError, TimeoutError):
                 pass  # the estimate must do; the engine itself counts again
+        return self._rank(ask, self._field(options, parts), slowest=self._slowest)
 
     async def _list(self, members: Iterable[Member], *, most: float = STALE) -> None:
         waiting = [member.enlist(most=most) for member in members if member.due(most)]
@@ -284,6 +291,17 @@ class Chooser:
             raise choice.nobody(ask)
         best = (choice.fit or choice.unfit)[0].candidate
         return best.model, best.provider
+
+
+def _doubtful(ask: scoring.Ask, fit: list[scoring.Verdict], unfit: list[scoring.Verdict]) -> Option | None:
+    """Of whom to have the prompt counted: the first, or where there is none those who were refused."""
+    for one in fit[:1] or unfit:
+        option = one.candidate
+        if not isinstance(option, Option) or not option.local or option.context is None:
+            continue
+        if not option.doubted and option.member.usable and ask.prompt_tokens + ask.room >= NEAR * option.context:
+            return option
+    return None
 
 
 def _options(member: Member) -> Iterator[Option]:

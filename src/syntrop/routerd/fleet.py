@@ -264,7 +264,7 @@ def create(config: ProviderConfig, secret: str | None, *, engine_timeout: float)
     if config.kind == RUNTIMED:
         from syntrop.common.http.engine import Engine
 
-        made: Any = Engine(timeout=min(config.timeout, engine_timeout))
+        made: Any = Engine(id=config.id, timeout=min(config.timeout, engine_timeout))
     else:
         from importlib import import_module
 
