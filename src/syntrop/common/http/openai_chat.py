@@ -225,7 +225,7 @@ class ChatReply:
         self.created = created
         self.model = request.model
         self._request = request
-        self._begun: set[int] = set()
+        self._begun = False
         self._ends: list[chat.Finished] = []
 
     def whole(self, events: Iterable[chat.Event]) -> dict[str, Any]:
@@ -265,9 +265,11 @@ class ChatReply:
 
     def _chunks(self, event: chat.Event) -> Iterator[dict[str, Any]]:
         choice = event.choice
-        if choice not in self._begun:
-            self._begun.add(choice)
-            yield self._chunk(choice, {"role": "assistant", "content": None})
+        if not self._begun:
+            # All choices in their order: OpenAI's own client fails on a stream that begins with another than 0.
+            self._begun = True
+            for each in range(self._request.n):
+                yield self._chunk(each, {"role": "assistant", "content": None})
         if isinstance(event, chat.Delta):
             yield self._chunk(choice, {"content": event.text}, event.logprobs)
         elif isinstance(event, chat.Reasoning):
