@@ -40,14 +40,22 @@ os.execv(sys.executable, [sys.executable, "-m", "syntrop.routerd", *sys.argv[2:]
 class Router:
     """The sockets of routerd, the process behind them and the double behind that."""
 
-    def __init__(self, *options: str, idle: float = 0) -> None:
+    def __init__(
+        self, *options: str, idle: float = 0, config: str = "", environment: dict[str, str] | None = None
+    ) -> None:
         self.root = Path(tempfile.mkdtemp(prefix="syntrop-router-"))
         (self.root / "syntrop").mkdir()
+        self.config = self.root / "config" / "routerd.toml"
+        self.config.parent.mkdir()
+        if config:
+            self.config.write_text(config)
         self.environment = {
             **os.environ,
             "PYTHONPATH": str(SOURCE),
             "SYNTROP_RUN_ROOT": str(self.root),
+            "SYNTROP_CONFIG_ROOT": str(self.config.parent),
             "SYNTROP_IDLE_EXIT_SEC": str(idle),
+            **(environment or {}),
         }
         self.listeners = [
             socket.create_server(("127.0.0.1", 0)),
@@ -429,11 +437,12 @@ def test_the_unix_sockets(router: Router) -> None:
     assert local["models"] == ["alpha:1", "beta:latest", "org/gamma:2"]
 
 
-def varlink(router: Router, method: str) -> dict[str, Any]:
+def varlink(router: Router, method: str, **parameters: Any) -> dict[str, Any]:
     client = socket.socket(socket.AF_UNIX)
     client.settimeout(10)
     client.connect(str(router.root / "syntrop" / "io.syntrop.Router1"))
-    client.sendall(json.dumps({"method": f"io.syntrop.Router1.{method}"}).encode() + b"\0")
+    request = {"method": f"io.syntrop.Router1.{method}", "parameters": parameters}
+    client.sendall(json.dumps(request).encode() + b"\0")
     data = b""
     while not data.endswith(b"\0"):
         data += client.recv(65536)

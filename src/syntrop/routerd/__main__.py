@@ -18,7 +18,7 @@ def main() -> None:
 def build(daemon: Daemon) -> None:
     from syntrop.routerd.service import Core, Http, Router1
 
-    core = Core(daemon)
+    core = Core.start(daemon)
     http = Http(core)
     daemon.serve("tcp", http.connect)
     daemon.serve("router.sock", http.connect)

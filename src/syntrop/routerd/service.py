@@ -40,6 +40,23 @@ class Core:
         # Without a file there is nothing that could be wrong, and it is not looked at before it is needed.
         self._config: Config | None = _load() if config_files(daemon.name) else None
 
+    @classmethod
+    def start(cls, daemon: Daemon) -> Core:
+        """Like the class itself; what is wrong with the configuration ends the process, with status 78."""
+        from syntrop.common.settings import CONFIG_STATUS, config_files
+
+        if not config_files(daemon.name):
+            return cls(daemon)
+        from syntrop.routerd.config import ConfigError
+
+        try:
+            return cls(daemon)
+        except ConfigError as error:
+            from syntrop.common import journal
+
+            journal.error(str(error))
+            raise SystemExit(CONFIG_STATUS) from None
+
     @property
     def metrics(self) -> Metrics:
         if self._metrics is None:
