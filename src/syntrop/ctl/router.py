@@ -196,8 +196,10 @@ async def _default(options: argparse.Namespace) -> int:
     else:
         defaults[options.tier] = options.model
     os.makedirs(folder, mode=0o755, exist_ok=True)
-    tables = [f"\n[tiers.{tier}]\ndefault_model = {json.dumps(model, ensure_ascii=False)}\n" for tier, model in defaults.items()]
-    atomic.write_text(path, _HEAD + "".join(tables), mode=0o644)
+    text = _HEAD
+    for tier, model in defaults.items():
+        text += f"\n[tiers.{tier}]\ndefault_model = {json.dumps(model, ensure_ascii=False)}\n"
+    atomic.write_text(path, text, mode=0o644)
     try:
         await _call("Reload", allowInteractiveAuthentication=True)
     except VarlinkError:
