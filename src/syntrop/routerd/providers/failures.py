@@ -33,12 +33,15 @@ _TYPES = {
     "api_error": 500,
     "authentication_error": 401,
     "billing_error": 402,
+    "context_length_exceeded": 400,
     "exceed_context_size_error": 400,
     "invalid_request_error": 400,
     "not_found_error": 404,
     "overloaded_error": 529,
+    "model_not_found": 404,
     "permission_error": 403,
     "rate_limit_error": 429,
+    "rate_limit_exceeded": 429,
     "request_too_large": 413,
     "server_error": 500,
     "timeout_error": 504,
@@ -48,37 +51,39 @@ _TYPES = {
 class Teller:
     """Puts a provider's failures into words for clients. `secret` is in none of them."""
 
-    __slots__ = ("_id", "_secret")
+    __slots__ = ("_secret", "id")
 
     def __init__(self, id: str, secret: str | None) -> None:
-        self._id = id
+        self.id = id
         self._secret = secret
 
     def status(self, status: int, header: Header, body: bytes, model: str) -> chat.EngineError:
         """The error that an answer with this status means; `model` is the one that was asked."""
         if 300 <= status < 400:
             where = f" to {self._clean(to)}" if (to := header("location")) else ""
-            return chat.Denied(f"{self._id} answers with a redirect{where}, which is not followed.")
+            return chat.Denied(f"{self.id} answers with a redirect{where}, which is not followed.")
         return self._judge(status, _error_object(body), model, retry_after(header))
 
     def told(self, error: Any, model: str) -> chat.EngineError:
         """The error that came as an event of a stream, or in the place of an answer."""
         given = error if isinstance(error, dict) else {"message": error}
         status = next((given[key] for key in ("status", "status_code", "code") if _is_status(given.get(key))), 0)
-        return self._judge(status or _TYPES.get(_text(given, "type") or "", 500), given, model, None)
+        words = (_text(given, "type") or "", _text(given, "code") or "")
+        status = status or next((_TYPES[word] for word in words if word in _TYPES), 500)
+        return self._judge(status, given, model, None)
 
     def transport(self, error: Exception) -> chat.EngineError:
         """The error that one of the client's means."""
         why = self._clean(str(error))
         match error:
             case Unreachable():
-                return chat.Unavailable(f"{self._id} cannot be reached: {why}.")
+                return chat.Unavailable(f"{self.id} cannot be reached: {why}.")
             case TooMany():
-                return chat.Overloaded(f"{self._id} has no room: {why}.")
+                return chat.Overloaded(f"{self.id} has no room: {why}.")
             case Silent():
-                return chat.EngineTimeout(f"{self._id} is silent: {why}.")
+                return chat.EngineTimeout(f"{self.id} is silent: {why}.")
             case Broken():
-                return chat.GenerationFailed(f"{self._id} broke off: {why}.")
+                return chat.GenerationFailed(f"{self.id} broke off: {why}.")
             case BadResponse():
                 return self.broken(f"it sent {why}")
             case _:
@@ -86,7 +91,7 @@ class Teller:
 
     def broken(self, why: str) -> chat.EngineError:
         """It answered in a way that is not the dialect's."""
-        return chat.GenerationFailed(f"{self._id} broke its protocol: {self._clean(why)}.")
+        return chat.GenerationFailed(f"{self.id} broke its protocol: {self._clean(why)}.")
 
     def _judge(
         self, status: int, given: dict[str, Any] | None, model: str, after: float | None
@@ -96,22 +101,22 @@ class Teller:
         words = self._clean(said) if said else f"it answered with status {status}"
         if status in (401, 402, 403) or code == "insufficient_quota":
             what = "has no quota left for the router" if status == 402 or code == "insufficient_quota" else None
-            return chat.Denied(f"{self._id} {what or 'does not accept the credential of the router'} ({status}).")
+            return chat.Denied(f"{self.id} {what or 'does not accept the credential of the router'} ({status}).")
         if status == 429 or status == 529:
-            return chat.Overloaded(f"{self._id} is busy: {words}", retry_after=after)
+            return chat.Overloaded(f"{self.id} is busy: {words}", retry_after=after)
         if status == 404:
             if said is not None and model:
                 return chat.ModelNotFound(model)
-            return chat.Denied(f"{self._id} has no such route (404): its base_url may be wrong.")
+            return chat.Denied(f"{self.id} has no such route (404): its base_url may be wrong.")
         if status == 405:
-            return chat.Denied(f"{self._id} does not take such requests (405): its base_url may be wrong.")
+            return chat.Denied(f"{self.id} does not take such requests (405): its base_url may be wrong.")
         if status in (408, 504):
-            return chat.EngineTimeout(f"{self._id} gave up: {words}", retry_after=after)
+            return chat.EngineTimeout(f"{self.id} gave up: {words}", retry_after=after)
         if status == 503:
-            return chat.Unavailable(f"{self._id} is not available: {words}", retry_after=after)
+            return chat.Unavailable(f"{self.id} is not available: {words}", retry_after=after)
         if 400 <= status < 500 and status not in (409, 425):
             return self._refused(given, words, code)
-        return chat.GenerationFailed(f"{self._id} failed: {words}", retry_after=after)
+        return chat.GenerationFailed(f"{self.id} failed: {words}", retry_after=after)
 
     def _refused(self, given: dict[str, Any] | None, words: str, code: str | None) -> chat.EngineError:
         if given is not None and _is_count(given.get("n_prompt_tokens")) and _is_count(given.get("n_ctx")):
@@ -120,7 +125,7 @@ class Teller:
             if (found := pattern.search(words)) and int(found["requested"]) > int(found["most"]):
                 return chat.ContextExceeded(int(found["requested"]), int(found["most"]))
         parameter = _text(given, "param")
-        return chat.Refused(f"{self._id} refuses the request: {words}", parameter and self._clean(parameter), code)
+        return chat.Refused(f"{self.id} refuses the request: {words}", parameter and self._clean(parameter), code)
 
     def _clean(self, text: str) -> str:
         """What somebody else said, without the key, in one line that is not too long."""
