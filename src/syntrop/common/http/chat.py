@@ -38,10 +38,10 @@ class Message:
     """One message. `role` is system, user, assistant or tool.
 
     Only an assistant's message has `reasoning` and `tool_calls`, and then `content` may be empty; only a tool's
-    has `tool_call_id`, the call that it answers.
+    has `tool_call_id`, the call that it answers, and `failed`: its content says what went wrong.
     """
 
-    __slots__ = ("content", "name", "reasoning", "role", "tool_call_id", "tool_calls")
+    __slots__ = ("content", "failed", "name", "reasoning", "role", "tool_call_id", "tool_calls")
 
     def __init__(
         self,
@@ -52,6 +52,7 @@ class Message:
         reasoning: str | None = None,
         tool_calls: list[ToolCall] | None = None,
         tool_call_id: str | None = None,
+        failed: bool = False,
     ) -> None:
         self.role = role
         self.content = content
@@ -59,6 +60,7 @@ class Message:
         self.reasoning = reasoning
         self.tool_calls = tool_calls or []
         self.tool_call_id = tool_call_id
+        self.failed = failed
 
 
 class Routing:
@@ -217,9 +219,18 @@ class Finished:
     """The answer is complete. `reason` is stop, length, tool_calls or content_filter.
 
     `cached_tokens` of the prompt were not computed again; `reasoning_tokens` of the completion were thought.
+    `stop_sequence` is the client's own text that ended it, where the provider tells.
     """
 
-    __slots__ = ("cached_tokens", "choice", "completion_tokens", "prompt_tokens", "reason", "reasoning_tokens")
+    __slots__ = (
+        "cached_tokens",
+        "choice",
+        "completion_tokens",
+        "prompt_tokens",
+        "reason",
+        "reasoning_tokens",
+        "stop_sequence",
+    )
 
     def __init__(
         self,
@@ -229,6 +240,7 @@ class Finished:
         *,
         cached_tokens: int = 0,
         reasoning_tokens: int = 0,
+        stop_sequence: str | None = None,
         choice: int = 0,
     ) -> None:
         self.reason = reason
@@ -236,6 +248,7 @@ class Finished:
         self.completion_tokens = completion_tokens
         self.cached_tokens = cached_tokens
         self.reasoning_tokens = reasoning_tokens
+        self.stop_sequence = stop_sequence
         self.choice = choice
 
 
