@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """One turn, tried at one candidate after the other until somebody begins to answer.
 
-Another is tried only while nothing of an answer has been told to the client, only for errors that say nothing
-about the request itself, and `retries` times at most. Once an answer has begun, its failure is the turn's.
+Another is tried only while nothing of an answer has been told to the client, only for errors that another may not
+make, and `retries` times at most. Once an answer has begun, its failure is the turn's.
 """
 
 from __future__ import annotations
@@ -47,6 +47,8 @@ if TYPE_CHECKING:
 
 # Errors that another candidate, or the same a little later, may not make.
 RETRYABLE = (chat.Overloaded, chat.Unavailable, chat.EngineTimeout, chat.GenerationFailed, chat.Unfit)
+# And those that are no fault of who was asked: it lacks what another one may have.
+LACKING = (chat.ModelNotFound, chat.ContextExceeded, chat.Unhonoured)
 
 
 class NobodyAnswers(chat.Unavailable):
@@ -203,13 +205,13 @@ class Attempts:
         assert self._generation is not None and self.place is not None
         place, generation, self._generation = self.place, self._generation, None
         self._ended = True
-        retryable = isinstance(error, RETRYABLE)
-        if retryable:
+        lacking = isinstance(error, LACKING) and not isinstance(error, chat.Refused)
+        if isinstance(error, RETRYABLE):
             place.failed(error)
         else:
             place.abandoned()
         await self._close(generation)
-        if self._first is not None or not retryable:
+        if self._first is not None or not (lacking or isinstance(error, RETRYABLE)):
             raise error
         self._refuse(place, error.message)
         self.failed.append(f"{place.provider}/{place.model}")
@@ -225,13 +227,18 @@ class Attempts:
         errors, rest = self._errors, len(self._places)
         if len(errors) == len(self._refusals) == 1 and not rest:
             return errors[0]  # there was nobody else: its own words say most
+        if errors and all(isinstance(one, LACKING) for one in errors):
+            # They all know it of themselves; the one that could take most is told of.
+            long = [one for one in errors if isinstance(one, chat.ContextExceeded)]
+            return max(long, key=lambda one: one.most) if len(long) == len(errors) else errors[0]
         for place in self._places:
             self._refuse(place, f"not tried after {self.tries} others")
         message = "Nobody can answer this request: " + "; ".join(filter(None, [*self._refusals, self._unfit]))
+        final = bool(errors) and all(isinstance(one, chat.Denied) for one in errors)
         again = min((one.retry_after for one in errors if one.retry_after is not None), default=None)
         if errors and all(isinstance(one, chat.Overloaded) for one in errors):
             return chat.Overloaded(message, retry_after=again)
-        return NobodyAnswers(message, retry_after=again)
+        return NobodyAnswers(message, retry_after=again, final=final)
 
     def _refuse(self, place: Place, reason: str) -> None:
         self._refusals.append(f"{place.provider}/{place.model}: {reason}")

@@ -63,9 +63,13 @@ class Member:
 
     @property
     def provider(self) -> Provider:
-        """Made when it is first needed."""
+        """Made when it is first needed. Raises chat.Unavailable where it cannot be."""
         if self._provider is None:
-            self._provider = self._create(self.config, self.secret)
+            try:
+                self._provider = self._create(self.config, self.secret)
+            except ValueError as error:
+                self.problem = str(error)
+                raise chat.Unavailable(f"{self.id} cannot be asked: {error}.") from None
         return self._provider
 
     def same(self, config: ProviderConfig, secret: str | None) -> bool:

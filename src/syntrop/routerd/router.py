@@ -56,8 +56,10 @@ class Place:
             return None
         try:
             generation = self._start(member.provider, self.upstream)
-        except BaseException:
+        except BaseException as error:
             member.health.abandoned()
+            if isinstance(error, chat.Unavailable):
+                return None
             raise
         member.hold()
         return generation

@@ -220,7 +220,7 @@ def told(answer: HttpError, error: chat.EngineError) -> HttpError:
     """The answer to an error, with what the error knows of whether and when to repeat the request."""
     headers = dict(answer.headers)
     if "x-should-retry" not in headers:
-        if getattr(error, "final", False):
+        if getattr(error, "final", False) or isinstance(error, chat.Denied):
             headers.pop("retry-after", None)
             headers["x-should-retry"] = "false"
         elif error.retry_after is not None and answer.status in (429, 503):

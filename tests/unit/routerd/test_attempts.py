@@ -129,13 +129,27 @@ def test_a_failure_after_the_first_event_is_the_turn_s() -> None:
     assert (first.told, second.told) == (["begun", "GenerationFailed"], [])
 
 
-@pytest.mark.parametrize("error", [chat.ContextExceeded(9, 8), chat.Unhonoured("n"), chat.ModelNotFound("m")])
+@pytest.mark.parametrize("error", [chat.Refused("no"), chat.EngineError("?")])
 def test_what_is_the_request_s_fault_is_not_tried_again(error: chat.EngineError) -> None:
     clock = Clock()
     first, second = Place("a", clock, error), Place("b", clock)
     with pytest.raises(type(error)):
         loop.run(run(Attempts([first, second], retries=2, clock=clock)))
     assert (first.told, second.told) == (["begun", "abandoned"], [])
+
+
+@pytest.mark.parametrize("error", [chat.ContextExceeded(9, 8), chat.Unhonoured("n"), chat.ModelNotFound("m")])
+def test_what_one_lacks_another_may_have(error: chat.EngineError) -> None:
+    clock = Clock()
+    first, second = Place("a", clock, error), Place("b", clock, chat.Delta("x"), END)
+    assert loop.run(run(Attempts([first, second], retries=2, clock=clock))) == "x"
+    assert first.told == ["begun", "abandoned"], "it has not failed"
+    first, second = Place("a", clock, error), Place("b", clock, chat.ContextExceeded(9, 9))
+    with pytest.raises(type(error)):
+        loop.run(run(Attempts([first, second], retries=2, clock=clock)))
+    first, second = Place("a", clock, error), Place("b", clock, chat.Unavailable("gone"))
+    with pytest.raises(NobodyAnswers, match="b/m: gone"):
+        loop.run(run(Attempts([first, second], retries=2, clock=clock)))
 
 
 def test_the_budget_of_tries() -> None:
