@@ -59,8 +59,8 @@ class Parser:
 
     def receive(self, data: bytes) -> None:
         """Take bytes as they arrived. Raises BadResponse."""
-        if self.complete:
-            self._trailing = True
+        if self.complete or not data:
+            self._trailing = self._trailing or bool(data)
             return
         self.received = True
         before = len(self.pieces)

@@ -139,7 +139,7 @@ class Answer:
             logprobs = list(_logprobs(choice.get("logprobs"))) if self._logprobs else None
             told += self._said(one, index, choice.get(sort) or {}, logprobs)
         reason = choice.get("finish_reason")
-        if reason:  # some say "" while it goes on
+        if reason not in (None, ""):  # the latter is what some say while it goes on
             if reason not in _REASONS:
                 raise ValueError(f"the answer ended for the reason {str(reason)[:40]!r}")
             one.reason = _REASONS[reason]
