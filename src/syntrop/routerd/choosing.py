@@ -179,7 +179,7 @@ class Chooser:
         unknown = [member for member in usable if not member.config.models]
         if not thorough and len(unknown) == 1 and unknown[0].config.local:
             engine = unknown[0]
-            if not any(member.find(name) for member in usable if member is not engine):
+            if not any(member.find(name) for member in self._members if member is not engine):
                 # Nobody else can have it: the engine itself says soonest whether it does.
                 return [Option(engine, ModelConfig({"name": name}, ABILITIES))]
         await self._list(unknown)
