@@ -33,7 +33,9 @@ class Runtime1:
         said: list[str] = []
         reason = "stop"
         try:
-            for step, *values in json.loads(given["messages"][-1]["content"]):
+            # A prompt that is continued as it is says what to do in the place of a message.
+            script = given["messages"][-1]["content"] if "messages" in given else given["prompt"]
+            for step, *values in json.loads(script):
                 if step == "say":
                     await self._say(call, said, values[0])
                 elif step == "wait":
