@@ -3,11 +3,14 @@
 
 from __future__ import annotations
 
+import json
+
 from syntrop.common.http import chat
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from typing import Any
 
 
 class Answer:
@@ -78,3 +81,14 @@ class Usage:
     @property
     def total_tokens(self) -> int:
         return self.prompt_tokens + self.completion_tokens
+
+
+def arguments(call: chat.ToolCall) -> dict[str, Any]:
+    """The arguments of a call as an object. Raises GenerationFailed when a model wrote something else."""
+    try:
+        value = json.loads(call.arguments or "{}")
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, dict):
+        raise chat.GenerationFailed(f"The model called {call.name!r} with arguments that are no JSON object.")
+    return value

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 STOPS_MAX = 64
 BUDGET_MIN = 1024  # tokens
 _EFFORTS = ("low", "medium", "high", "xhigh", "max")
-# A budget is a target, not a bound: up to so many tokens it asks for so much effort.
-_BUDGETS = ((4096, "low"), (16384, "medium"))
+# A budget is a target, not a bound: under so many tokens it asks for so much effort.
+_BUDGETS = ((8192, "low"), (16384, "medium"))
 
 
 def parse_messages(body: bytes) -> chat.GenerateRequest:

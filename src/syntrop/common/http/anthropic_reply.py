@@ -7,10 +7,8 @@ by piece and stopped, then `message_delta` with the reason and the usage, then `
 
 from __future__ import annotations
 
-import json
-
 from syntrop.common.http import anthropic, chat, openai, sse
-from syntrop.common.http.answers import Usage, gather
+from syntrop.common.http.answers import Usage, arguments, gather
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -152,14 +150,3 @@ def _usage(end: chat.Finished | None) -> dict[str, Any]:
         "output_tokens": usage.completion_tokens,
         "output_tokens_details": {"thinking_tokens": usage.reasoning_tokens},
     }
-
-
-def arguments(call: chat.ToolCall) -> dict[str, Any]:
-    """The arguments of a call as an object. Raises GenerationFailed when a model wrote something else."""
-    try:
-        value = json.loads(call.arguments or "{}")
-    except (ValueError, RecursionError):
-        value = None
-    if not isinstance(value, dict):
-        raise chat.GenerationFailed(f"The model called {call.name!r} with arguments that are no JSON object.")
-    return value
