@@ -183,7 +183,8 @@ def _error_object(body: bytes) -> dict[str, Any] | None:
     if isinstance(detail, str):
         return {"message": detail}
     if isinstance(detail, list) and detail and isinstance(detail[0], dict):  # FastAPI's, of a field
-        place = ".".join(str(part) for part in detail[0].get("loc", ()) if part != "body")
+        parts = detail[0].get("loc")
+        place = ".".join(str(part) for part in parts if part != "body") if isinstance(parts, list) else ""
         return {"message": f"{place}: {detail[0].get('msg', 'is not valid')}", "param": place}
     message = value.get("message")
     return value if isinstance(message, str) else None
