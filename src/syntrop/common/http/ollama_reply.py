@@ -29,8 +29,8 @@ HEADERS = (
 class ChatReply:
     """The objects of one answer (`dialect.Reply`) of `/api/chat`.
 
-    `created` is in seconds since 1970, `clock` tells nanoseconds. `model` may be set to the one that answers, before anything is told. Raises GenerationFailed where a model's
-    call cannot be told.
+    `created` is in seconds since 1970, `clock` tells nanoseconds. `model` may be set to the one that answers, before
+    anything is told. Raises GenerationFailed where a model's call cannot be told.
     """
 
     headers = HEADERS
