@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from syntrop.common.http import chat
 from syntrop.common.http.answers import gather
-from syntrop.common.http.engine_answer import Answer
+from syntrop.common.http.engine_answer import Answer, by_token
 
 RESULT = {"finish_reason": "stop", "prompt_tokens": 7, "completion_tokens": 99}
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
@@ -109,6 +109,45 @@ def test_tokens_go_with_their_text() -> None:
     assert [(d.text, [t.text for t in d.logprobs or []]) for d in deltas] == [("Hel", ["Hel"]), ("lo", ["lo"])]
     (one,) = gather(events)
     assert (one.reasoning, [call.name for call in one.calls]) == ("hm", ["f"])
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.sampled_from(["<think>", "hm", "</think>", " ", "ü", "b", CALL, "\n"]), max_size=8), st.data())
+def test_tokens_that_come_together_are_told_as_if_they_had_come_alone(
+    pieces: list[str], data: st.DataObject
+) -> None:
+    alone = gather(run(request(logprobs=True), pieces))[0]
+    one = answer(request(logprobs=True))
+    events: list[chat.Event] = []
+    rest = [reply(piece, logprobs=True) for piece in pieces]
+    while rest:
+        size = data.draw(st.integers(1, len(rest)))
+        batch, rest = rest[:size], rest[size:]
+        tokens = [token for told in batch for token in told["logprobs"]]
+        events += one.feed({"delta": "".join(told["delta"] for told in batch), "logprobs": tokens})
+    last, end = one.finish(RESULT)
+    (together,) = gather([*events, *last, end])
+    assert (together.text, together.reasoning, len(together.calls)) == (
+        alone.text,
+        alone.reasoning,
+        len(alone.calls),
+    )
+    assert [t.text for t in together.logprobs or []] == [t.text for t in alone.logprobs or []]
+
+
+def test_tokens_within_characters_and_without_text() -> None:
+    def token(data: bytes) -> chat.TokenLogprob:
+        return chat.TokenLogprob("?", data, -1.0, [])
+
+    def pieces(text: str, *tokens: bytes) -> list[tuple[str, list[bytes]]]:
+        return [
+            (piece, [one.bytes for one in named]) for piece, named in by_token(text, [token(t) for t in tokens])
+        ]
+
+    assert pieces("aüb", b"a\xc3", b"\xbc", b"b") == [("a", [b"a\xc3"]), ("ü", [b"\xbc"]), ("b", [b"b"])]
+    assert pieces("ü", b"\xc3", b"\xbc", b"") == [("ü", [b"\xc3", b"\xbc", b""])]
+    assert pieces("ab", b" a", b"b") == [("a", [b" a"]), ("b", [b"b"])], "a text that begins without its space"
+    assert pieces("x") == [("x", [])] and pieces("", b"\xc3") == [("", [b"\xc3"])]
 
 
 def test_tokens_of_what_turns_out_to_be_text() -> None:

@@ -47,11 +47,14 @@ class Answer:
         tokens = reply.get("completion_tokens")
         if tokens is not None:
             self._tokens = tokens
-        if self._ledger is not None:
-            self._ledger.note(text, [token_logprob(one) for one in reply.get("logprobs") or ()])
-        if not text or self.enough:
-            return []
-        return self._told(self._split(text))
+        if self._ledger is None:
+            return self._told(self._split(text)) if text and not self.enough else []
+        events: list[chat.Event] = []
+        for piece, named in by_token(text, [token_logprob(one) for one in reply.get("logprobs") or ()]):
+            self._ledger.note(piece, named)
+            if piece and not self.enough:
+                events += self._told(self._split(piece))
+        return events
 
     def finish(self, result: dict[str, Any]) -> tuple[list[chat.Event], chat.Finished]:
         """What was held back, and the end: the engine's `GenerationResult`."""
@@ -172,6 +175,29 @@ class _Ledger:
 
 def _length(event: chat.Event) -> int:
     return len(event.text) if isinstance(event, chat.Delta) else 0
+
+
+def by_token(text: str, tokens: list[chat.TokenLogprob]) -> list[tuple[str, list[chat.TokenLogprob]]]:
+    """A text in pieces that end where tokens do. The last token ends with it; the first may have begun before."""
+    raw = text.encode()
+    end = len(raw) - sum(len(token.bytes) for token in tokens)
+    pieces: list[tuple[str, list[chat.TokenLogprob]]] = []
+    named: list[chat.TokenLogprob] = []
+    start = 0
+    for token in tokens:
+        end += len(token.bytes)
+        named.append(token)
+        cut = end
+        while 0 < cut < len(raw) and raw[cut] & 0xC0 == 0x80:
+            cut -= 1  # within a character
+        if cut > start:
+            pieces.append((raw[start:cut].decode(), named))
+            start, named = cut, []
+    if start < len(raw) or not pieces:
+        pieces.append((raw[start:].decode(), named))
+    else:
+        pieces[-1][1].extend(named)
+    return pieces
 
 
 def token_logprob(told: dict[str, Any]) -> chat.TokenLogprob:
