@@ -249,7 +249,7 @@ class Response:
             with loop.deadline(limits.head):
                 while not parser.head:
                     await self._receive(line)
-                    if self._error is not None:
+                    if self._error is not None and not parser.head:
                         raise self._error
         except TimeoutError:
             raise Silent(f"no answer within {limits.head:g} s") from None
