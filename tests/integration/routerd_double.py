@@ -63,6 +63,10 @@ class Runtime1:
             }
         }
 
+    async def ListLoadedModels(self, call: Call) -> dict[str, Any]:
+        model = {"name": MODELS[0], "architecture": "llama", "parameter_count": 1, "memory_bytes": 2}
+        return {"models": [{**model, "context_window": 3, "compute_backend": "scalar"}]}
+
     async def _say(self, call: Call, said: list[str], text: str) -> None:
         said.append(text)
         await call.send({"delta": text})

@@ -125,6 +125,31 @@ def test_routes_that_do_not_exist_yet(router: Any) -> None:
         assert (reply["error"]["code"], reply["error"]["type"]) == ("not_built", "not_implemented_error")
 
 
+def test_every_dialect_has_its_routes(router: Any) -> None:
+    turn = {"model": "alpha:1", "messages": ask(["say", "x"], ["say", "y"])["messages"]}
+    status, headers, reply = router.request("POST", "/v1/messages", {**turn, "max_tokens": 9})
+    assert (status, reply["content"], reply["model"]) == (200, [{"type": "text", "text": "xy"}], "alpha:1")
+    assert headers["x-syntrop-provider"] == "local"
+    status, headers, reply = router.request("POST", "/v1/messages", turn)
+    assert (status, reply["type"], reply["request_id"]) == (400, "error", headers["x-request-id"])
+    status, _, reply = router.request("POST", "/v1/messages", {**turn, "max_tokens": 9}, x_syntrop_tier="x")
+    assert (status, reply["type"]) == (400, "error")
+    status, _, reply = router.request("POST", "/v1/messages/count_tokens", turn)
+    assert status == 200 or reply["type"] == "error", "an engine that counts, or one that does not yet"
+
+    status, headers, reply = router.request("POST", "/api/chat", {**turn, "stream": False})
+    assert (status, reply["message"]["content"], reply["done"]) == (200, "xy", True)
+    prompt = {"model": "alpha:1", "prompt": turn["messages"][0]["content"], "raw": True, "stream": False}
+    assert router.request("POST", "/api/generate", prompt)[2]["response"] == "xy"
+    status, _, reply = router.request("POST", "/api/chat", {**turn, "model": "nope", "stream": False})
+    assert status == 404 and list(reply) == ["error"]
+    assert router.request("GET", "/api/tags")[2]["models"][0]["name"] == "alpha:1"
+    assert router.request("POST", "/api/show", {"model": "beta"})[2]["details"]["format"] == "gguf"
+    assert router.request("POST", "/api/show", {"model": "nope"})[0] == 404
+    assert router.request("GET", "/api/ps")[2]["models"][0]["context_length"] == 3
+    assert set(router.request("GET", "/api/version")[2]) == {"version"}
+
+
 def test_metrics(router: Any) -> None:
     router.request("POST", CHAT, ask(["say", "x"], ["say", "y"]))
     router.request("GET", "/nothing")

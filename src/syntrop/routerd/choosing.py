@@ -196,7 +196,7 @@ class Chooser:
         if not local or not name.startswith("sha256:"):
             return []
         try:
-            await store.find(name)
+            await store.inspect(name)
         except chat.ModelNotFound:
             return []
         return [Option(member, ModelConfig({"name": name}, ABILITIES)) for member in local]

@@ -150,6 +150,30 @@ class Router:
         choice = await self._chooser(ask, triage=triage).choose(ask)
         return self._attempts(ask, choice, result.start, _nothing, 1, triage=triage), result
 
+    async def count(self, request: chat.GenerateRequest) -> int:
+        """Tokens of a prompt, counted by the first who can. Raises EngineError."""
+        ask = asking.of(request)
+        choice = await self.chooser.choose(ask)
+        if not (choice.fit or choice.unfit):
+            raise choice.nobody(ask)
+        # Who cannot answer because the prompt is too long can tell how long it is.
+        failure: chat.EngineError | None = None
+        for verdict in (*choice.fit, *choice.unfit):
+            option = verdict.candidate
+            if not isinstance(option, Option) or not option.member.usable:
+                continue
+            option.member.hold()
+            try:
+                tokens = await option.member.provider.count(asking.renamed(request, option.offer.upstream))
+            except chat.EngineError as error:
+                failure = failure or error
+            else:
+                if tokens is not None:
+                    return tokens
+            finally:
+                option.member.release()
+        raise failure or chat.Unhonoured("model", "nobody who has it counts tokens")
+
     def _chooser(self, ask: scoring.Ask, *, triage: bool) -> Chooser:
         if not triage:
             return self.chooser

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 TEST_TIMEOUT = 10.0  # seconds
 ESTIMATED = 1024  # tokens of a request that does not say
+_OLLAMA = ("ollama-tags", "ollama-show", "ollama-ps", "ollama-version")  # routes that only look
 
 
 class Core:
@@ -325,6 +326,10 @@ class Http:
         with core.counters:
             if name in ("models", "model"):
                 return await self._models(exchange, rest)
+            if name == "unbuilt":
+                from syntrop.routerd import routes
+
+                raise routes.unbuilt(exchange.request.path)
             return await self._turn(exchange, name)
 
     async def _models(self, exchange: Exchange, name: str) -> None:
@@ -344,31 +349,38 @@ class Http:
         await serving.reply(exchange, found)
 
     async def _turn(self, exchange: Exchange, name: str) -> None:
+        """What asks a model, or is asked in a dialect with errors of its own shape."""
         from syntrop.common.http.errors import HttpError
-        from syntrop.routerd import dialects, routes, serving
+        from syntrop.routerd import dialects, serving
 
-        if name == "unbuilt":
-            raise routes.unbuilt(exchange.request.path)
-        dialect = dialects.find(name)
-        triage = False
+        core, triage = self._core, False
+        settings = core.daemon.settings
         try:
+            if name in _OLLAMA:
+                from syntrop.routerd import ollama
+
+                return await ollama.answer(exchange, name, core.router)
             headers = serving.Headers(exchange.request)
             if headers.triage:
                 await _admit_triage(exchange)
                 triage = True
-            core, settings = self._core, self._core.daemon.settings
             most = settings.triage_max if triage else settings.requests_max
             if self._active[triage] >= most:
                 raise _full(most)
             self._active[triage] += 1
             try:
-                if dialect is None:
-                    return await serving.embed(exchange, core.router, core.metrics, headers)
+                if name == "count-tokens":
+                    return await serving.count_tokens(exchange, core.router, headers)
+                dialect = dialects.find(name)
+                if isinstance(dialect, dialects.Embedding):
+                    return await serving.embed(exchange, dialect, core.router, core.metrics, headers)
                 await serving.Turn(exchange, dialect, core.metrics, settings).run(core.router, headers)
             finally:
                 self._active[triage] -= 1
         except HttpError as error:
-            raise error if dialect is None or exchange.started else dialect.shape(error) from error
+            if exchange.started:
+                raise
+            raise dialects.shape(name, error, exchange.id) from error
 
 
 async def _admit_triage(exchange: Exchange) -> None:

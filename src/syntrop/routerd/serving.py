@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import json
-from time import monotonic, time
+from time import monotonic, monotonic_ns, time
 
 from syntrop.common.http import chat
 from syntrop.common.http.errors import HttpError
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from syntrop.common.http.server import Exchange
     from syntrop.common.settings import Settings
     from syntrop.routerd.attempts import Attempts
-    from syntrop.routerd.dialects import Dialect
+    from syntrop.routerd.dialects import Dialect, Embedding
     from syntrop.routerd.metrics import Metrics
     from syntrop.routerd.router import Router
 
@@ -122,7 +122,11 @@ class Turn:
         except chat.EngineError as error:
             raise failure(self._dialect, error, started=bool(events)) from error
         self._settle(request)
-        body = json.dumps(self._reply.whole(events), ensure_ascii=False, separators=(",", ":")).encode()
+        try:
+            answer = self._reply.whole(events)
+        except chat.EngineError as error:
+            raise failure(self._dialect, error, started=True) from error
+        body = json.dumps(answer, ensure_ascii=False, separators=(",", ":")).encode()
         await self._exchange.reply(200, [JSON, *who(attempts)], body)
 
     async def _stream(self, request: chat.GenerateRequest) -> None:
@@ -175,6 +179,8 @@ class Turn:
                     event = None
                     await exchange.send(reply.ping)
         except chat.EngineError as error:
+            if not exchange.started:
+                raise failure(self._dialect, error, started=True) from error
             await self._break(error)
 
     async def _break(self, error: chat.EngineError) -> None:
@@ -183,12 +189,12 @@ class Turn:
         await self._exchange.send(self._reply.broken(failure(self._dialect, error, started=True)))
 
 
-async def embed(exchange: Exchange, router: Router, metrics: Metrics, headers: Headers) -> None:
-    """`POST /v1/embeddings`."""
-    from syntrop.common.http import openai
-    from syntrop.common.http.openai_embeddings import embeddings, parse_embeddings
-
-    request = parse_embeddings(await exchange.body())
+async def embed(
+    exchange: Exchange, dialect: Embedding, router: Router, metrics: Metrics, headers: Headers
+) -> None:
+    """Texts to vectors. Raises HttpError."""
+    started = monotonic_ns()
+    request = dialect.parse(await exchange.body())
     headers.apply(request.routing)
     metrics.waiting += 1
     try:
@@ -198,21 +204,35 @@ async def embed(exchange: Exchange, router: Router, metrics: Metrics, headers: H
         finally:
             await attempts.close()
     except chat.EngineError as error:
-        raise told(openai.failure(error, started=False, prompt="input"), error) from error
+        raise failure(dialect, error, started=False) from error
     finally:
         metrics.waiting -= 1
     assert result.vectors is not None
     found = result.vectors
     place = attempts.place
     found.model = place.model if place is not None and asking.alias(request.model) else request.model
-    await reply(exchange, embeddings(request, found), *who(attempts))
+    await reply(exchange, dialect.encode(request, found, monotonic_ns() - started), *who(attempts))
+
+
+async def count_tokens(exchange: Exchange, router: Router, headers: Headers) -> None:
+    """`POST /v1/messages/count_tokens`. Raises HttpError."""
+    from syntrop.common.http import anthropic
+    from syntrop.common.http.anthropic_messages import parse_count_tokens, token_count
+
+    request = parse_count_tokens(await exchange.body())
+    headers.apply(request.routing)
+    try:
+        tokens = await router.count(request)
+    except chat.EngineError as error:
+        raise told(anthropic.failure(error, started=False), error) from error
+    await reply(exchange, token_count(tokens))
 
 
 async def reply(exchange: Exchange, value: dict[str, Any], *headers: tuple[str, str]) -> None:
     await exchange.reply(200, [JSON, *headers], json.dumps(value, ensure_ascii=False).encode())
 
 
-def failure(dialect: Dialect, error: chat.EngineError, *, started: bool) -> HttpError:
+def failure(dialect: Dialect | Embedding, error: chat.EngineError, *, started: bool) -> HttpError:
     return told(dialect.failure(error, started=started), error)
 
 

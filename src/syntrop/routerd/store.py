@@ -42,29 +42,34 @@ class Contexts:
         return list(found.items())
 
 
-async def names() -> list[str]:
-    """Identifiers of all models, each once. Raises chat.EngineError."""
+async def entries() -> dict[str, dict[str, Any]]:
+    """What the store says of each model, by identifier. Raises chat.EngineError."""
     async with _Store() as store:
         reply = await store.call("List", {})
-    return list(dict.fromkeys(entry["id"] for entry in reply["models"]))
+    return {entry["id"]: entry for entry in reply["models"]}
 
 
-async def find(name: str) -> str:
-    """Identifier of the model that a name means. Raises chat.ModelNotFound and other EngineErrors."""
+async def inspect(name: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(the model that a name means, what its file says of itself). Raises chat.ModelNotFound and other
+    EngineErrors."""
     async with _Store() as store:
         reply = await store.call("Inspect", {"id": name})
-    identifier: str = reply["info"]["id"]
-    return identifier
+    return reply["info"], _metadata(reply)
 
 
 def _context(reply: dict[str, Any]) -> int | None:
+    length = _metadata(reply).get("context_length")
+    return length if isinstance(length, int) and length > 0 else None
+
+
+def _metadata(reply: dict[str, Any]) -> dict[str, Any]:
     import json
 
     try:
-        length = json.loads(reply.get("metadata") or "{}").get("context_length")
+        found = json.loads(reply.get("metadata") or "{}")
     except ValueError:
-        return None
-    return length if isinstance(length, int) and length > 0 else None
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 class _Store:
@@ -98,3 +103,23 @@ class _Store:
             raise chat.EngineTimeout("The model store did not answer in time.") from None
         except (OSError, ConnectionLost, InvalidReply) as error:
             raise chat.Unavailable(f"The model store cannot be reached: {error}.") from error
+
+
+async def loaded() -> list[dict[str, Any]]:
+    """Models in the local engine's memory, as `Runtime1.ListLoadedModels` tells them. Raises chat.EngineError."""
+    from syntrop.common.http.engine_request import RUNTIME
+    from syntrop.common.varlink.client import connect
+    from syntrop.common.varlink.errors import ConnectionLost, InvalidReply, VarlinkError
+
+    try:
+        client = await connect(paths.endpoint(RUNTIME))
+        try:
+            with await client.call(f"{RUNTIME}.ListLoadedModels", timeout=_TIMEOUT) as reply:
+                models: list[dict[str, Any]] = reply.parameters["models"]
+                return models
+        finally:
+            client.close()
+    except VarlinkError as error:
+        raise chat.GenerationFailed(f"The local engine does not list its models: {error.name}.") from error
+    except (OSError, TimeoutError, ConnectionLost, InvalidReply) as error:
+        raise chat.Unavailable(f"The local engine cannot be reached: {error}.") from error
