@@ -2,7 +2,7 @@
 """Ollama's `/api/chat` and `/api/generate`, the reply: events in, one object or lines of them out. Pure but for
 a clock.
 
-Every object of a stream is a line. Calls are told whole, since their arguments are an object here.
+Every object of a stream is a line. Calls are told whole and at the end, since their arguments are an object here.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ HEADERS = (
 class ChatReply:
     """The objects of one answer (`dialect.Reply`) of `/api/chat`.
 
-    `created` is in seconds since 1970, `clock` tells nanoseconds. `model` may be set to the one that answers, before
-    anything is told. Raises GenerationFailed where a model's call cannot be told.
+    `created` is in seconds since 1970, `clock` tells nanoseconds. `model` may be set to the one that answers,
+    before anything is told. Raises GenerationFailed where a model's call cannot be told.
     """
 
     headers = HEADERS
@@ -46,8 +46,7 @@ class ChatReply:
         self._clock = clock
         self._began = self._now = clock()
         self._first: int | None = None  # when the first piece came
-        self._call: tuple[int, chat.ToolCall] | None = None  # the one whose arguments are not complete
-        self._calls = 0
+        self._calls: list[chat.ToolCall] = []
         self._end: chat.Finished | None = None
 
     def arrived(self) -> None:
@@ -77,22 +76,18 @@ class ChatReply:
     # --- events ------------------------------------------------------------------------------------------
 
     def _told(self, event: chat.Event) -> Iterator[dict[str, Any]]:
-        if isinstance(event, chat.CallArguments):
-            if self._call is None or self._call[0] != event.index:
-                raise chat.GenerationFailed("The model's calls came mixed with each other.")
-            self._call[1].arguments += event.text
-            return
-        if self._call is not None:
-            (_, call), self._call = self._call, None
-            yield self._object(calls=[call])
-        if isinstance(event, chat.CallStarted):
-            self._call = event.index, chat.ToolCall(event.id, event.name, "")
-        elif isinstance(event, chat.Delta):
+        if isinstance(event, chat.Delta):
             yield self._object(event.text, logprobs=event.logprobs)
         elif isinstance(event, chat.Reasoning):
             yield self._object(thought=event.text)
+        elif isinstance(event, chat.CallStarted):
+            self._calls.append(chat.ToolCall(event.id, event.name, ""))
+        elif isinstance(event, chat.CallArguments):
+            self._calls[event.index].arguments += event.text
         else:
             self._end = event
+            if self._calls:
+                yield self._object(calls=self._calls)
 
     def _object(
         self,
@@ -118,11 +113,10 @@ class ChatReply:
         message: dict[str, Any] = {"role": "assistant", "content": text}
         if thought:
             message["thinking"] = thought
-        told = []
-        for call in calls:
-            function = {"index": self._calls, "name": call.name, "arguments": arguments(call)}
-            told.append({"id": call.id, "function": function})
-            self._calls += 1
+        told = [
+            {"id": call.id, "function": {"index": i, "name": call.name, "arguments": arguments(call)}}
+            for i, call in enumerate(calls)
+        ]
         if told:
             message["tool_calls"] = told
         return {"message": message}
