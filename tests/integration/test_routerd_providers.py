@@ -414,6 +414,18 @@ def test_memory_pressure_sends_work_away_and_back(one: Upstream, tmp_path: Path)
         wait_for(lambda: answers() == "local", 30)
 
 
+def test_a_sick_provider_keeps_nobody_awake(one: Upstream) -> None:
+    one.play = lambda handler: handler.fail(500)
+    router = process.Router(config=provider("a", one), idle=2)
+    try:
+        router.start_double()
+        for _ in range(3):
+            assert router.request("POST", CHAT, question())[0] == 502
+        assert router.process.wait(30) == 0, "its breaker is open, and a sign of life is due in five seconds"
+    finally:
+        router.close()
+
+
 def test_a_provider_without_its_credential_says_so(one: Upstream) -> None:
     with routing(provider("far", one, credential="nowhere")) as router:
         status, _, reply = router.request("POST", CHAT, question())

@@ -80,6 +80,7 @@ class ProviderConfig:
         "models",
         "name",
         "tier",
+        "timed",
         "timeout",
         "weight",
         "where",
@@ -95,6 +96,7 @@ class ProviderConfig:
         self.weight: float = values.get("weight", 1.0)
         self.tier: str | None = values.get("tier")
         self.timeout: float = values.get("timeout_ms", 300_000) / 1000
+        self.timed = "timeout_ms" in values  # else the local engine has the time that the settings give it
         self.models = models
         self.where = where
 

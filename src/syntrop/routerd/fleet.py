@@ -268,7 +268,7 @@ def create(config: ProviderConfig, secret: str | None, *, engine_timeout: float)
     if config.kind == RUNTIMED:
         from syntrop.common.http.engine import Engine
 
-        made: Any = Engine(id=config.id, timeout=min(config.timeout, engine_timeout))
+        made: Any = Engine(id=config.id, timeout=config.timeout if config.timed else engine_timeout)
     else:
         from importlib import import_module
 

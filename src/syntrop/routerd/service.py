@@ -378,9 +378,10 @@ class Http:
             finally:
                 self._active[triage] -= 1
         except HttpError as error:
-            if exchange.started:
+            shaped = dialects.shape(name, error, exchange.id)
+            if exchange.started or shaped is error:
                 raise
-            raise dialects.shape(name, error, exchange.id) from error
+            raise shaped from error
 
 
 async def _admit_triage(exchange: Exchange) -> None:
