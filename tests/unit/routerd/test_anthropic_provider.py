@@ -11,7 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from syntrop.common.http import chat
-from syntrop.common.http.sse import ServerEvent
+from syntrop.common.http.anthropic_messages import parse_messages
+from syntrop.common.http.anthropic_reply import MessageReply
+from syntrop.common.http.sse import Parser, ServerEvent
 from syntrop.routerd.providers.anthropic_answer import Answer
 from syntrop.routerd.providers.anthropic_request import LONGEST, count_body, generate_body
 from syntrop.routerd.providers.failures import Teller
@@ -119,6 +121,7 @@ def test_turns_with_calls() -> None:
         (ask(temperature=1.5), "temperature"),
         (ask(reasoning_effort="high", max_tokens=1024), "reasoning_effort"),
         (ask(chat.Message("user", "x", name="n")), "messages[0].name"),
+        (ask(chat.Message("user", "q"), chat.Message("assistant", "x")), "messages"),
         (ask(chat.Message("assistant", "", tool_calls=[chat.ToolCall("a", "f", "[]")])),
          "messages[0].tool_calls[0].function.arguments"),
         (ask(chat.Message("assistant", "", tool_calls=[chat.ToolCall("a", "f", "{")])),
@@ -296,3 +299,90 @@ def test_no_answer_breaks_the_reading(values: list[Any], sorts: list[str]) -> No
         reading.end()
     except chat.EngineError:
         pass
+
+
+# --- there and back --------------------------------------------------------------------------------------
+
+texts = st.text(st.characters(exclude_categories=("Cs",)), min_size=1, max_size=8)
+words = st.text("abcdefgh_", min_size=1, max_size=8)
+
+
+@given(
+    said=st.lists(st.one_of(st.builds(chat.Delta, texts), st.builds(chat.Reasoning, texts)), max_size=5),
+    calls=st.lists(st.tuples(words, st.lists(texts, min_size=1, max_size=3)), max_size=3),
+    cut=st.integers(1, 40),
+)
+def test_what_our_dialect_writes_is_read_as_it_was(
+    said: list[chat.Event], calls: list[tuple[str, list[str]]], cut: int
+) -> None:
+    events = list(said)
+    for index, (name, pieces) in enumerate(calls):
+        events.append(chat.CallStarted(index, f"id{index}", name))
+        events += [chat.CallArguments(index, piece) for piece in pieces]
+    events.append(chat.Finished("tool_calls" if calls else "stop", 7, 5, cached_tokens=3))
+    reply = MessageReply("msg_1", 0, ask())
+    wire = reply.frames(events) + reply.end()
+    parser, reading = Parser(), answer()
+    found: list[chat.Event] = []
+    for i in range(0, len(wire), cut):
+        for event in parser.feed(wire[i : i + cut]):
+            found += reading.take(event)
+    assert reading.done
+    assert plain(found + reading.end()) == plain(events)
+
+
+requests = st.builds(
+    lambda given, messages: ask(*messages, **given),
+    st.fixed_dictionaries(
+        {"max_tokens": st.integers(1, 10**6)},
+        optional={
+            "temperature": st.floats(0, 1, exclude_max=True),
+            "top_p": st.floats(0, 1, exclude_max=True),
+            "top_k": st.integers(1, 100),
+            "stop": st.lists(words, min_size=1, max_size=3),
+            "tools": st.lists(
+                st.builds(chat.Tool, words, texts, st.just({"type": "object"})),
+                max_size=2,
+                unique_by=lambda t: t.name,
+            ),
+        },
+    ),
+    st.lists(
+        st.one_of(
+            st.builds(chat.Message, st.just("user"), texts),
+            st.builds(
+                lambda text, name: chat.Message(
+                    "assistant", text, tool_calls=[chat.ToolCall("a", name, '{"x":1}')]
+                ),
+                texts,
+                words,
+            ),
+        ),
+        min_size=1,
+        max_size=3,
+    ).map(
+        lambda all: (
+            [one for i, one in enumerate(all) if i == 0 or one.role != all[i - 1].role]
+            + [chat.Message("user", "q")] * (all[-1].role == "assistant")
+        )
+    ),
+)
+
+
+@given(requests)
+def test_a_request_goes_round(asked: chat.GenerateRequest) -> None:
+    again = parse_messages(json.dumps(generate_body(asked)).encode())
+    for name in ("model", "max_tokens", "top_p", "top_k", "stop", "tool_choice"):
+        assert getattr(again, name) == getattr(asked, name)
+    assert again.temperature == (1.0 if asked.temperature is None else asked.temperature)
+    assert [(t.name, t.description, t.parameters) for t in again.tools] == [
+        (t.name, t.description, t.parameters) for t in asked.tools
+    ]
+    assert spoken(again) == spoken(asked)
+
+
+def spoken(request: chat.GenerateRequest) -> Told:
+    return [
+        (one.role, one.content, [(call.id, call.name, json.loads(call.arguments)) for call in one.tool_calls])
+        for one in request.messages or ()
+    ]

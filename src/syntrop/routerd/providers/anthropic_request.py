@@ -57,6 +57,9 @@ def count_body(request: chat.GenerateRequest) -> dict[str, Any]:
     if any(system):
         body["system"] = "\n\n".join(filter(None, system))
     body["messages"] = _messages(request.messages)
+    if request.messages[-1].role == "assistant":
+        # It would be taken for the beginning of the answer.
+        raise chat.Unhonoured("messages", "with Anthropic's models they may not end with the assistant's")
     if request.tools:
         body["tools"] = [_tool(tool) for tool in request.tools]
         choice: dict[str, Any] = {"type": request.tool_choice}

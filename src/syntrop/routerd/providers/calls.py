@@ -24,31 +24,32 @@ CALLS_MAX = 256  # of one answer
 
 
 class _Call:
-    __slots__ = ("arguments", "id", "index", "joiner", "key", "name")
+    __slots__ = ("arguments", "id", "joiner", "key", "name", "started", "told")
 
     def __init__(self, key: int | None) -> None:
         self.key = key  # the index that the server gave
-        self.index: int | None = None  # ours, once it has been told
         self.id = ""
         self.name = ""
-        self.arguments: list[str] = []
         self.joiner = Joiner()
+        self.arguments: list[str] = []
+        self.started = False
+        self.told = 0  # how many of the arguments' pieces
 
 
 class Calls:
-    """Those of one choice. `new_id` makes identifiers for calls that come without."""
+    """Those of one choice, told one behind the other, even where they are written side by side: not every dialect
+    can mix them. `new_id` makes identifiers for calls that come without."""
 
-    __slots__ = ("_calls", "_choice", "_new_id", "_told")
+    __slots__ = ("_calls", "_choice", "_current", "_new_id")
 
     def __init__(self, new_id: Callable[[], str], *, choice: int = 0) -> None:
         self._calls: list[_Call] = []
         self._choice = choice
+        self._current = 0  # the one that is being told
         self._new_id = new_id
-        self._told = 0
 
     def __len__(self) -> int:
-        """How many have been told."""
-        return self._told
+        return len(self._calls)
 
     def feed(self, piece: dict[str, Any]) -> Told:
         """One entry of `tool_calls`. Raises ValueError when it is none."""
@@ -66,17 +67,24 @@ class Calls:
         call = self._find(key, id or "", name or "")
         call.id = call.id or mended(id or "")
         call.name = call.name or mended(name or "")
-        return self._tell(call, call.joiner.feed(arguments or ""))
+        if arguments := call.joiner.feed(arguments or ""):
+            if call in self._calls[: self._current] and arguments.strip():
+                raise ValueError("arguments behind the end of a call")
+            call.arguments.append(arguments)
+        return self._advance()
 
     def end(self) -> Told:
         """The answer is complete. Raises ValueError where a call has no name."""
-        told: Told = []
-        for call in self._calls:
+        for call in self._calls[self._current :]:
             if not call.name:
                 raise ValueError("a call of a tool without a name")
-            told += self._tell(call, call.joiner.end())
+            if rest := call.joiner.end():
+                call.arguments.append(rest)
             if not "".join(call.arguments).strip():
-                told += self._tell(call, "{}")
+                call.arguments.append("{}")
+        told: Told = []
+        for index in range(self._current, len(self._calls)):
+            told += self._tell(index)
         return told
 
     def _find(self, key: int | None, id: str, name: str) -> _Call:
@@ -99,27 +107,36 @@ class Calls:
             return True  # another id, since the same was looked for
         if not name or not last.name:
             return False
-        return name != last.name or _complete("".join(last.arguments))
+        return name != last.name or _complete(last)
 
-    def _tell(self, call: _Call, arguments: str) -> Told:
-        if arguments:
-            call.arguments.append(arguments)
+    def _advance(self) -> Told:
+        """Tell what may be told: the current call, and the next ones as soon as it is complete."""
+        told = self._tell(self._current)
+        while self._current + 1 < len(self._calls) and _complete(self._calls[self._current]):
+            self._current += 1
+            told += self._tell(self._current)
+        return told
+
+    def _tell(self, index: int) -> Told:
+        call = self._calls[index]
         if not call.name:
             return []
         told: Told = []
-        if call.index is None:
-            call.index = self._told
-            self._told += 1
+        if not call.started:
+            call.started = True
             call.id = call.id or self._new_id()
-            told.append(chat.CallStarted(call.index, call.id, call.name, choice=self._choice))
-            arguments = "".join(call.arguments)  # with those that came before the name
-        if arguments:
-            told.append(chat.CallArguments(call.index, arguments, choice=self._choice))
+            told.append(chat.CallStarted(index, call.id, call.name, choice=self._choice))
+        text = "".join(call.arguments[call.told :])
+        call.told = len(call.arguments)
+        if text:
+            told.append(chat.CallArguments(index, text, choice=self._choice))
         return told
 
 
-def _complete(arguments: str) -> bool:
+def _complete(call: _Call) -> bool:
+    if not call.name:
+        return False
     try:
-        return isinstance(json.loads(arguments), dict)
+        return isinstance(json.loads("".join(call.arguments)), dict)
     except (ValueError, RecursionError):
         return False
