@@ -222,7 +222,9 @@ def _matching(pattern: re.Pattern[str], words: str) -> Callable[[object], str | 
 
 
 def _url(value: object) -> str | None:
-    if isinstance(value, str) and re.fullmatch(r"https?://[^\s/?#@]+(/[^\s?#]*)?", value):
+    host = r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:(?P<port>[0-9]{1,5}))?"
+    found = re.fullmatch(rf"https?://{host}(/[^\s?#]*)?", value) if isinstance(value, str) else None
+    if found is not None and 0 < int(found["port"] or 80) < 65536:
         return None
     return "must be an http or https URL, without user, query or fragment"
 

@@ -117,6 +117,8 @@ def test_the_local_engine_can_be_configured() -> None:
         ('base_url = "http://[::1]:9000"', "", "f:30: a provider of kind anthropic needs 'base_url'"),
         ("https://api", "https://user:pw@api", "f:15: base_url must be an http or https URL"),
         ("https://api", "ftp://api", "f:15: base_url must be an http or https URL"),
+        ("http://[::1]:9000", "http://[::1]:90000", "f:33: base_url must be an http or https URL"),
+        ("http://[::1]:9000", "http://::1", "f:33: base_url must be an http or https URL"),
         ('credential = "cloud-key"', 'api_key = "s3cret"', "f:16: api_key is not read from files"),
         ('"cloud-key"', '"../key"', "f:16: credential must be the name of a systemd credential"),
         ('name = "small"', 'name = "large"', "f:28: name is taken in this provider"),
