@@ -33,7 +33,7 @@ def test_errors_have_the_shape_of_their_dialect() -> None:
     shapes = {"chat": {"error"}, "messages": {"type", "error", "request_id"}, "ollama-ps": {"error"}}
     for name, keys in shapes.items():
         shaped = dialects.shape(name, error, "req_1")
-        assert (shaped.status, set(shaped.body()), shaped.headers) == (429, keys, error.headers)
+        assert (shaped.status, set(shaped.body())) == (429, keys) and set(error.headers) <= set(shaped.headers)
 
 
 @pytest.mark.parametrize("path", ["/", "*", "/v1", "/v1/models/", "/v1/chat/completions/", "/V1/models", ""])
