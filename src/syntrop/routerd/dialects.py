@@ -27,15 +27,23 @@ if TYPE_CHECKING:
 
 
 class Dialect:
-    """A route's way to answer turns. `prefix` begins the identifiers of its answers."""
+    """A route's way to answer turns. `prefix` begins the identifiers of its answers; `id_header` is where its
+    clients look for the request's, if not in `x-request-id`."""
 
-    __slots__ = ("begin", "failure", "parse", "prefix")
+    __slots__ = ("begin", "failure", "id_header", "parse", "prefix")
 
-    def __init__(self, prefix: str, parse: Parse, begin: Begin, failure: Failure) -> None:
+    def __init__(
+        self, prefix: str, parse: Parse, begin: Begin, failure: Failure, id_header: str | None = None
+    ) -> None:
         self.prefix = prefix
         self.parse = parse
         self.begin = begin
         self.failure = failure
+        self.id_header = id_header
+
+    def named(self, id: str) -> tuple[tuple[str, str], ...]:
+        """The header that names a request, if there is one besides the usual."""
+        return () if self.id_header is None else ((self.id_header, id),)
 
 
 class Embedding:
@@ -93,7 +101,7 @@ def _messages() -> Dialect:
     def begin(id: str, created: int, requests: Sequence[chat.GenerateRequest]) -> Reply:
         return MessageReply(id, created, requests[0])
 
-    return Dialect("msg_", lambda b: [parse_messages(b)], begin, anthropic.failure)
+    return Dialect("msg_", lambda b: [parse_messages(b)], begin, anthropic.failure, anthropic.ID_HEADER)
 
 
 def _ollama_chat() -> Dialect:

@@ -94,6 +94,8 @@ class Turn:
 
     def _note(self, events: Sequence[chat.Event]) -> None:
         """Time what has come."""
+        if (arrived := getattr(self._reply, "arrived", None)) is not None:
+            arrived()  # a reply that tells times itself
         now = monotonic()
         if self._last:
             self._metrics.between.observe((now - self._last) / len(events), len(events))
@@ -127,7 +129,7 @@ class Turn:
         except chat.EngineError as error:
             raise failure(self._dialect, error, started=True) from error
         body = json.dumps(answer, ensure_ascii=False, separators=(",", ":")).encode()
-        await self._exchange.reply(200, [JSON, *who(attempts)], body)
+        await self._exchange.reply(200, [JSON, *who(attempts), *self._dialect.named(self._exchange.id)], body)
 
     async def _stream(self, request: chat.GenerateRequest) -> None:
         """The answer as it is made. Errors before the headers have a status, later ones are events."""
@@ -140,7 +142,7 @@ class Turn:
         except chat.EngineError as error:
             raise failure(self._dialect, error, started=False) from error
 
-        headers = (*reply.headers, *who(attempts))
+        headers = (*reply.headers, *who(attempts), *self._dialect.named(exchange.id))
         told = attempts.place
         if event is None:
             await exchange.start(200, headers, reply.ping)
@@ -225,7 +227,7 @@ async def count_tokens(exchange: Exchange, router: Router, headers: Headers) -> 
         tokens = await router.count(request)
     except chat.EngineError as error:
         raise told(anthropic.failure(error, started=False), error) from error
-    await reply(exchange, token_count(tokens))
+    await reply(exchange, token_count(tokens), (anthropic.ID_HEADER, exchange.id))
 
 
 async def reply(exchange: Exchange, value: dict[str, Any], *headers: tuple[str, str]) -> None:
@@ -243,7 +245,7 @@ def told(answer: HttpError, error: chat.EngineError) -> HttpError:
         if getattr(error, "final", False) or isinstance(error, chat.Denied):
             headers.pop("retry-after", None)
             headers["x-should-retry"] = "false"
-        elif error.retry_after is not None and answer.status in (429, 503):
+        elif error.retry_after is not None and answer.status in (429, 503, 529):
             headers["retry-after"] = str(max(1, -int(-error.retry_after // 1)))
     answer.headers = tuple(headers.items())
     return answer

@@ -11,6 +11,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+ID_HEADER = "request-id"  # in which clients look for the request's identifier
 OVERLOADED = 529
 _TYPES = {
     401: "authentication_error",
@@ -31,7 +32,8 @@ class AnthropicError(HttpError):
     """An error in Anthropic's shape: `{"type": "error", "error": {type, message}, "request_id"}`."""
 
     def __init__(self, error: HttpError, request_id: str) -> None:
-        super().__init__(error.status, error.message, code=error.code, param=error.param, headers=error.headers)
+        headers = (*error.headers, (ID_HEADER, request_id))
+        super().__init__(error.status, error.message, code=error.code, param=error.param, headers=headers)
         self.type = kind(error)
         self.request_id = request_id
 
