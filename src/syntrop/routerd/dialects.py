@@ -176,3 +176,10 @@ def shape(route: str, error: HttpError, id: str) -> HttpError:
 
         return anthropic.shape(error, id)
     return error
+
+
+def neighbour(path: str) -> str:
+    """A route by whose clients a path is asked for that has none itself."""
+    if path.startswith("/api/"):
+        return "ollama-version"
+    return "messages" if path.startswith("/v1/messages") else "chat"

@@ -304,6 +304,10 @@ class Http:
             status = 200
         except HttpError as error:
             status = error.status
+            if name == "none":
+                from syntrop.routerd import dialects
+
+                raise dialects.shape(dialects.neighbour(request.path), error, exchange.id) from error
             raise
         except Exception as fault:
             from syntrop.common.http.server import Disconnected
