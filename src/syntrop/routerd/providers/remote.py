@@ -51,6 +51,7 @@ _DRAIN = 1.0  # seconds for the end of an answer behind its last word
 _AHEAD = 4  # pieces that are read ahead of the client
 _FAULTS = (Unreachable, TooMany, Silent, Broken, BadResponse)
 _STREAM, _JSON = "text/event-stream", "application/json"
+_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
 class Remote:
@@ -74,7 +75,7 @@ class Remote:
         data = b""
         if body is not None:
             headers.append(("content-type", _JSON))
-            data = json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode()
+            data = _encode(body).encode()
         return await self.client.request(method, path, headers, data)
 
     async def ask(
@@ -224,7 +225,8 @@ class Turn:
                     raise await self._remote.failure(response, self._model)
             await self._read(response)
             self._told = True
-            await _drain(response)
+            if not response.complete:
+                await _drain(response)
         finally:
             response.close()
 
