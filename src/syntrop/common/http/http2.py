@@ -300,7 +300,8 @@ class Protocol:
             if isinstance(one, RequestReceived):
                 assert one.stream_id is not None and one.headers is not None
                 self._frames.earn(3)
-                events.append(Request(one.stream_id, *_request(one.headers, self._body_max)))
+                bare = one.stream_ended is not None
+                events.append(Request(one.stream_id, *_request(one.headers, self._body_max, bare)))
             elif isinstance(one, DataReceived):
                 assert one.stream_id is not None and one.data is not None
                 events.append(Data(one.stream_id, one.data, one.flow_controlled_length or 0))
@@ -413,8 +414,10 @@ def _known(payload: bytes) -> bytes:
     return b"".join(kept)
 
 
-def _request(fields: Iterable[tuple[bytes, bytes]], body_max: int) -> tuple[Head, Refused | None]:
-    """A request's head, and how it is to be answered when it is not for a handler."""
+def _request(
+    fields: Iterable[tuple[bytes, bytes]], body_max: int, bare: bool
+) -> tuple[Head, Refused | None]:
+    """A request's head, and how it is to be answered when it is not for a handler. `bare`: it has no body."""
     pseudo: dict[bytes, str] = {}
     headers: list[tuple[str, str]] = []
     lengths: list[str] = []
@@ -440,13 +443,14 @@ def _request(fields: Iterable[tuple[bytes, bytes]], body_max: int) -> tuple[Head
     method = pseudo.get(b":method", "")
     target = pseudo.get(b":path", "")
     path, _, query = target.partition("?")
+    length = int(lengths[0]) if len(lengths) == 1 and lengths[0].isdecimal() else None
     head = Head(
         method if method in http1.METHODS else "GET",
         path,
         query,
         tuple(headers),
         authority=pseudo.get(b":authority", host),
-        length=int(lengths[0]) if len(lengths) == 1 and lengths[0].isdecimal() else None,
+        length=0 if bare else length,
         expects_continue=expects,
     )
     if size > http1.HEAD_MAX or len(headers) > http1.HEADERS_MAX:
@@ -460,8 +464,8 @@ def _request(fields: Iterable[tuple[bytes, bytes]], body_max: int) -> tuple[Head
         refused = Refused(400, "the scheme is http")
     elif not (target.startswith("/") or target == "*") or not all("!" <= one <= "~" for one in target):
         refused = Refused(400, "malformed request: the path is none")
-    elif lengths and head.length is None:
-        refused = Refused(400, "malformed request: the length of the body is none")
-    elif head.length is not None and head.length > body_max:
+    elif lengths and (length is None or (bare and length)):
+        refused = Refused(400, "malformed request: the length of the body is wrong")
+    elif length is not None and length > body_max:
         refused = Refused(413, f"the body of the request is over {body_max} bytes")
     return head, refused
