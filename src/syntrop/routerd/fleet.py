@@ -106,18 +106,21 @@ class Member:
         """Whether `enlist` has something to do."""
         if self.config.models or not self.usable:
             return False
-        good = min(most, FRESH if self.failure is None else RETRY)
-        return self._listed is None or monotonic() - self._listed > good
+        good = FRESH
+        if self.failure is not None:  # here, who is not there says so at once
+            good = 0.0 if self.config.local else RETRY
+        return self._listed is None or monotonic() - self._listed > min(most, good)
 
     async def enlist(self, *, most: float = STALE) -> None:
         """Have `offers` be at most `most` seconds old; what is younger is good for `FRESH` seconds, and renewed
-        behind the scenes then. Where that fails, `failure` says why."""
+        behind the scenes then. Where that fails, `failure` says why, and nobody waits for the next attempts."""
         if not self.due(most):
             return
         age = None if self._listed is None else monotonic() - self._listed
         if self._listing is None or self._listing.done:
             self._listing = loop.spawn(self._list(), f"models of {self.id}")
-        if age is None or age > most or self.failure is not None:
+        failing_elsewhere = self.failure is not None and not self.config.local
+        if age is None or (not failing_elsewhere and (age > most or self.failure is not None)):
             try:
                 await self._listing
             except loop.TaskCancelled:
