@@ -67,15 +67,18 @@ class Parser:
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
-            if not self.complete:
-                raise _judge(error) from None
-            self._trailing = True  # what follows the response is not ours to judge
+            self._fail(error)
         if len(self.pieces) > before or self.complete:
             self._bare = 0
         else:
             self._bare += len(data)
             if self._bare > HEAD_MAX:
                 raise BadResponse(f"over {HEAD_MAX} bytes without a body")
+
+    def _fail(self, error: Exception) -> None:
+        if not self.complete:
+            raise _judge(error) from None
+        self._trailing = True  # what follows the response is not ours to judge
 
     def end(self) -> None:
         """The connection has ended. Raises Truncated when the response has not."""
