@@ -48,7 +48,8 @@ def test_an_event_without_an_end_is_not_hoarded() -> None:
 
 
 def test_an_event_without_its_last_line_end() -> None:
-    for wire in (b"data: a\n\ndata: b", b"data: a\n\ndata: b\n", b"data: a\r\n\r\ndata: b\r", b"data: a\n\ndata: b\n\n"):
+    for end in (b"", b"\n", b"\r", b"\r\n", b"\n\n"):
+        wire = b"data: a\n\ndata: b" + end
         parser = Parser()
         assert parser.feed(wire) + parser.end() == [ServerEvent("a"), ServerEvent("b")]
     assert Parser().end() == []
