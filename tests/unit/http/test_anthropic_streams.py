@@ -220,3 +220,31 @@ def test_arguments_that_are_no_object_fail_a_whole_message(given_arguments: str)
 def test_mixed_calls_fail_a_stream() -> None:
     with pytest.raises(chat.GenerationFailed):
         reply().frames([chat.CallStarted(0, "a", "f"), chat.CallStarted(1, "b", "g"), chat.CallArguments(0, "{}")])
+
+
+def test_what_only_anthropic_can_tell_comes_through() -> None:
+    """From Anthropic's client to Anthropic's API and back: that a tool failed, and which stop sequence it was."""
+    from syntrop.common.http.anthropic_messages import parse_messages
+    from syntrop.routerd.providers.anthropic_answer import Answer
+    from syntrop.routerd.providers.anthropic_request import generate_body
+    from syntrop.routerd.providers.failures import Teller
+
+    call = {"type": "tool_use", "id": "t", "name": "f", "input": {"x": 1}}
+    result = {"type": "tool_result", "tool_use_id": "t", "content": "no", "is_error": True}
+    messages = [
+        {"role": "user", "content": [{"type": "text", "text": "x"}]},
+        {"role": "assistant", "content": [call]},
+        {"role": "user", "content": [result]},
+    ]
+    asked = parse_messages(json.dumps({"model": "m", "max_tokens": 9, "messages": messages}).encode())
+    assert generate_body(asked)["messages"] == messages
+    end = chat.Finished("stop", 3, 1, stop_sequence="END")
+    reading = Answer(asked, Teller("far", None))
+    heard = [one for event in sse.Parser().feed(stream([[chat.Delta("a"), end]])) for one in reading.take(event)]
+    assert [one.text for one in heard] == ["a"]  # type: ignore[union-attr]
+    (told,) = reading.end()
+    assert isinstance(told, chat.Finished)
+    assert (told.reason, told.stop_sequence, told.prompt_tokens) == ("stop", "END", 3)
+    reading = Answer(asked, Teller("far", None))
+    assert reading.whole(reply().whole([end])) == []
+    assert [one.stop_sequence for one in reading.end() if isinstance(one, chat.Finished)] == ["END"]

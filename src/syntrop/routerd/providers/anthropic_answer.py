@@ -50,6 +50,7 @@ class Answer:
         self._blocks: dict[int, _Block] = {}
         self._calls = 0
         self._reason: str | None = None
+        self._sequence: str | None = None  # the client's text that ended it
         self._usage: dict[str, int] = {}
 
     def take(self, event: ServerEvent) -> list[chat.Event]:
@@ -78,7 +79,13 @@ class Answer:
         cached = usage.get("cache_read_input_tokens", 0)
         prompt = usage.get("input_tokens", 0) + usage.get("cache_creation_input_tokens", 0) + cached
         return [
-            chat.Finished(self._reason, prompt, usage.get("output_tokens", 0), cached_tokens=cached),
+            chat.Finished(
+                self._reason,
+                prompt,
+                usage.get("output_tokens", 0),
+                cached_tokens=cached,
+                stop_sequence=self._sequence,
+            ),
         ]
 
     # --- events ------------------------------------------------------------------------------------------
@@ -94,7 +101,7 @@ class Answer:
             case "content_block_stop":
                 return self._stop(_index(value), self._block(value))
             case "message_delta":
-                self._ends(value.get("delta", {}).get("stop_reason"))
+                self._ends(value.get("delta", {}))
                 self._count(value.get("usage"))
             case "message_stop":
                 self.done = True
@@ -162,12 +169,14 @@ class Answer:
             return [chat.CallArguments(block.call, text)]
         return [chat.Reasoning(text) if block.sort == "thinking" else chat.Delta(text)]
 
-    def _ends(self, reason: Any) -> None:
+    def _ends(self, told: dict[str, Any]) -> None:
+        reason, sequence = told.get("stop_reason"), told.get("stop_sequence")
         if reason is None:
             return
         if reason not in _REASONS:
             raise ValueError(f"the answer ended for the reason {str(reason)[:40]!r}")
         self._reason = _REASONS[reason]
+        self._sequence = sequence if isinstance(sequence, str) else None
 
     def _count(self, usage: Any) -> None:
         """Counts are of the whole answer so far: the last of each stands."""
@@ -181,7 +190,7 @@ class Answer:
         for index, block in enumerate(value.get("content") or ()):
             told += self._start(index, block)
             told += self._stop(index, self._blocks[index])
-        self._ends(value.get("stop_reason"))
+        self._ends(value)
         self._count(value.get("usage"))
         self.done = True
         return told

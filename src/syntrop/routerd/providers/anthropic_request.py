@@ -114,7 +114,8 @@ def _messages(messages: list[chat.Message]) -> list[dict[str, Any]]:
 def _blocks(message: chat.Message, index: int) -> list[dict[str, Any]]:
     text = [{"type": "text", "text": message.content}] if message.content else []
     if message.role == "tool":
-        return [{"type": "tool_result", "tool_use_id": message.tool_call_id, "content": message.content}]
+        result = {"type": "tool_result", "tool_use_id": message.tool_call_id, "content": message.content}
+        return [result | {"is_error": True} if message.failed else result]
     return text + [_use(call, f"messages[{index}].tool_calls[{i}]") for i, call in enumerate(message.tool_calls)]
 
 
