@@ -306,9 +306,8 @@ def test_a_client_does_not_choose_what_we_remember() -> None:
 def test_goaways_of_both_sides() -> None:
     protocol = opened()
     events(protocol, head(1) + head(3))
-    protocol.goaway()
-    protocol.goaway()
-    assert goaways(protocol.output()) == [(3, 0)]
+    protocol.leave()
+    assert goaways(protocol.output()) == []
     assert isinstance(events(protocol, head(5))[0], Request) and protocol.last == 3
     assert protocol.refuse(5) == []
     assert events(protocol, frame(GOAWAY, 0, 0, bytes(8)) + frame(WINDOW_UPDATE, 0, 0, b"\0\0\0\1")) == [
@@ -316,7 +315,12 @@ def test_goaways_of_both_sides() -> None:
         Opened(0),
     ]
     protocol.headers(1, [(":status", "200")], end=True)
-    assert protocol.output(), "replies go on after both"
+    assert protocol.output(), "replies go on"
+    protocol.goaway()
+    protocol.goaway()
+    assert goaways(protocol.output()) == [(3, 0)]
+    protocol.headers(3, [(":status", "200")], end=True)
+    assert protocol.output(), "replies go on, after both"
     assert failure(opened(), frame(GOAWAY, 0, 1, bytes(8))) == http2.PROTOCOL_ERROR
 
 

@@ -14,7 +14,7 @@ though the protocol allows it:
 4. Settings that nobody knows are not remembered, and the client does not choose the size of our header table.
 
 Who overdraws a budget gets GOAWAY with ENHANCE_YOUR_CALM. GOAWAY is ours in both directions, since `h2` takes it
-for the end of all streams while it is only the end of new ones.
+for the end of all streams while it is only the end of new ones; its clients as well, so that we say it last.
 """
 
 from __future__ import annotations
@@ -185,7 +185,8 @@ class Protocol:
         self._resets = Budget(RESETS_BURST, RESETS_RATE)
         self._now = 0.0
         self._pending = b""  # of what is to be sent, the part that h2 no longer holds
-        self.last: int | None = None  # the last stream that is served, once we have said so
+        self.last: int | None = None  # the last stream that is served, once that is so
+        self._told = False
         self.failed: Failed | None = None
         engine = _Engine(
             H2Configuration(
@@ -375,10 +376,17 @@ class Protocol:
             return self._fail(ENHANCE_YOUR_CALM, "too many streams end before their replies")
         return []
 
-    def goaway(self) -> None:
-        """Say that no more streams are served than have begun."""
-        if self.failed is None and self.last is None:
+    def leave(self) -> None:
+        """Serve no more streams than have begun."""
+        if self.last is None:
             self.last = self._engine.highest_inbound_stream_id
+
+    def goaway(self) -> None:
+        """Tell the client so. Not before its last reply: clients on h2 understand nothing that follows it."""
+        self.leave()
+        if self.failed is None and not self._told:
+            self._told = True
+            assert self.last is not None
             self._pending += self._engine.data_to_send() + _goaway(self.last, NO_ERROR, "")
 
 

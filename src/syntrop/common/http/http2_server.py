@@ -6,8 +6,8 @@ goes away, has its handler cancelled at once. Pieces wait for room in the window
 (bounded): a slow reader holds its own handler up, and a stream that may not send for `write` seconds is given up
 by itself. What a client sends is taken only while what we owe it is bounded.
 
-The end in order is GOAWAY: it names the last stream that is served, the client asks elsewhere for what comes
-later, and the connection closes when the last reply is out. On an idle one that is at once.
+The end in order: streams that begin from then on are refused, so that the client may ask again elsewhere, and
+after the last reply GOAWAY says which was the last that is served. On an idle connection that is at once.
 """
 
 from __future__ import annotations
@@ -408,11 +408,15 @@ class Session:
         self._flushing = False
         if self._closed:
             return
+        leaving = self._protocol.last is not None and not self._streams
+        if leaving:
+            self._protocol.goaway()
         self._out += self._protocol.output()
         self._push()
         if self._out and self._drainer is None:
             self._drainer = loop.spawn(self._drain(), "drain")
-        self._end_if_done()
+        if leaving and not self._out:
+            self._stop()
 
     def _push(self) -> None:
         while self._out:
@@ -440,18 +444,14 @@ class Session:
             self._out.clear()
             self._stop()
         self._drainer = None
-        self._end_if_done()
+        self._flush()
 
     # --- the end -----------------------------------------------------------------------------------------
 
     def _leave(self) -> None:
         self._lingers = self._lingers or bool(self._streams)
-        self._protocol.goaway()
+        self._protocol.leave()
         self._flush()
-
-    def _end_if_done(self) -> None:
-        if self._protocol.last is not None and not self._streams and not self._out:
-            self._stop()
 
     def _stop(self) -> None:
         """End the reader, wherever it waits."""
