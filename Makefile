@@ -56,6 +56,10 @@ command -v curl >/dev/null || need curl
 command -v bwrap >/dev/null || need bubblewrap
 command -v dbus-daemon >/dev/null || need dbus-daemon
 command -v groff >/dev/null || need groff-base
+command -v h2load >/dev/null || need nghttp2-client
+command -v wrk >/dev/null || need wrk
+command -v node >/dev/null || need nodejs
+command -v npm >/dev/null || need npm
 command -v unshare >/dev/null || need util-linux
 [ "$$(id -u)" != 0 ] || command -v mmdebstrap >/dev/null || need mmdebstrap
 [ "$$(id -u)" != 0 ] || command -v mkfs.btrfs >/dev/null || need btrfs-progs

@@ -33,7 +33,9 @@ class Runtime1:
         said: list[str] = []
         reason = "stop"
         try:
-            for step, *values in json.loads(given["messages"][-1]["content"]):
+            # A prompt that is continued as it is says what to do in the place of a message.
+            script = given["messages"][-1]["content"] if "messages" in given else given["prompt"]
+            for step, *values in json.loads(script):
                 if step == "say":
                     await self._say(call, said, values[0])
                 elif step == "wait":
@@ -60,6 +62,10 @@ class Runtime1:
                 "duration_ms": 1,
             }
         }
+
+    async def ListLoadedModels(self, call: Call) -> dict[str, Any]:
+        model = {"name": MODELS[0], "architecture": "llama", "parameter_count": 1, "memory_bytes": 2}
+        return {"models": [{**model, "context_window": 3, "compute_backend": "scalar"}]}
 
     async def _say(self, call: Call, said: list[str], text: str) -> None:
         said.append(text)

@@ -358,9 +358,14 @@ async def _main(
     await daemon.run(passed)
 
 
-def run(name: str, table: Sequence[Setting], build: Callable[[Daemon], None]) -> None:
-    """The whole main of a daemon. Exits with 0 when idle or stopped, else with a status of sysexits.h."""
-    settings = load(name, table, sys.argv[1:])
+def run(
+    name: str, table: Sequence[Setting], build: Callable[[Daemon], None], *, foreign: Sequence[str] = ()
+) -> None:
+    """The whole main of a daemon. Exits with 0 when idle or stopped, else with a status of sysexits.h.
+
+    `foreign`: sections of the daemon's file that are no settings, and read by the daemon itself.
+    """
+    settings = load(name, table, sys.argv[1:], foreign=foreign)
     journal.identify(name)
     journal.set_level(settings.log_level)
     try:

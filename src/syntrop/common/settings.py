@@ -7,7 +7,8 @@ Files follow systemd's rules: `/etc` over `/run` over `/usr/lib`; a file of the 
 masks the weaker one; drop-ins are read in the order of their names, and the last one wins.
 
 A wrong value refuses the whole configuration, naming file and line: half a configuration is nobody's intent.
-An unknown key only warns: the file may be written for a newer daemon.
+An unknown key only warns: the file may be written for a newer daemon. A daemon whose file holds more than settings
+names those sections as `foreign`, and reads them itself.
 """
 
 from __future__ import annotations
@@ -233,7 +234,7 @@ def whole_table(table: Sequence[Setting]) -> tuple[Setting, ...]:
     return rows
 
 
-def load(daemon: str, table: Sequence[Setting], argv: Sequence[str]) -> Settings:
+def load(daemon: str, table: Sequence[Setting], argv: Sequence[str], *, foreign: Sequence[str] = ()) -> Settings:
     """What a daemon's main calls: `resolve()`, or print what was asked for or what is wrong, and exit.
 
     `argv` is without the program's name.
@@ -244,7 +245,7 @@ def load(daemon: str, table: Sequence[Setting], argv: Sequence[str]) -> Settings
     if "--version" in argv:
         _print_and_exit(f"{daemon} (syntrop) {__version__}\n")
     try:
-        return resolve(daemon, table, argv)
+        return resolve(daemon, table, argv, foreign=foreign)
     except SettingsError as error:
         if error.status == USAGE_STATUS:
             sys.stderr.write(f"{daemon}: {error.message}\nhint: {error.hint}\n")
@@ -253,13 +254,15 @@ def load(daemon: str, table: Sequence[Setting], argv: Sequence[str]) -> Settings
         raise SystemExit(error.status) from None
 
 
-def resolve(daemon: str, table: Sequence[Setting], argv: Sequence[str]) -> Settings:
+def resolve(
+    daemon: str, table: Sequence[Setting], argv: Sequence[str], *, foreign: Sequence[str] = ()
+) -> Settings:
     """Settings of `daemon` from all sources. Raises SettingsError."""
     rows = whole_table(table)
     values = {row.name: row.default for row in rows}
     sources = dict.fromkeys(values, "default")
     for path in config_files(daemon):
-        _apply_file(path, rows, values, sources)
+        _apply_file(path, rows, values, sources, foreign)
     for row in rows:
         text = os.environ.get(row.environment) if row.environment else None
         if text:
@@ -350,7 +353,13 @@ def _from_environment(row: Setting, text: str) -> Value:
         raise SettingsError(message, f"unset {row.environment}, or correct it", CONFIG_STATUS) from None
 
 
-def _apply_file(path: str, rows: Iterable[Setting], values: dict[str, Value], sources: dict[str, str]) -> None:
+def _apply_file(
+    path: str,
+    rows: Iterable[Setting],
+    values: dict[str, Value],
+    sources: dict[str, str],
+    foreign: Sequence[str],
+) -> None:
     import tomllib  # 22 ms; most installations have no file
 
     try:
@@ -366,11 +375,13 @@ def _apply_file(path: str, rows: Iterable[Setting], values: dict[str, Value], so
     for row in rows:
         by_section.setdefault(row.section, {})[row.name] = row
     for section, table in document.items():
+        if section in foreign:
+            continue
         known = by_section.get(section)
         if known is None or not isinstance(table, dict):
             where = _where(path, text, "" if not isinstance(table, dict) else section, section)
             what = "section" if isinstance(table, dict) else "key outside of a section"
-            _warn_unknown(where, f"{what} {section!r}", sorted(by_section))
+            _warn_unknown(where, f"{what} {section!r}", sorted({*by_section, *foreign}))
             continue
         for name, value in table.items():
             where = _where(path, text, section, name)

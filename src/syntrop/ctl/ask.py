@@ -96,7 +96,7 @@ def _answer(prompt: str, model: str, tokens: int, temperature: float) -> Iterato
         "temperature": temperature,
         "repetition_penalty": REPETITION_PENALTY,
     }
-    response = _request("POST", "/v1/chat/completions", json.dumps(body))
+    response = request("POST", "/v1/chat/completions", json.dumps(body))
     try:
         for data in _events(response):
             if data == "[DONE]":
@@ -126,18 +126,21 @@ def _events(response: http.client.HTTPResponse) -> Iterator[str]:
 
 def _only_model() -> str:
     """The model to use when none was named: the first that the router lists."""
-    response = _request("GET", "/v1/models", None)
+    response = request("GET", "/v1/models", None)
     models = json.loads(response.read()).get("data") or []
     if not models:
         raise AskError("no model is stored; `syntropctl models fetch-starter --import` gets a small one")
     return str(models[0]["id"])
 
 
-def _request(method: str, path: str, body: str | None) -> http.client.HTTPResponse:
+def request(
+    method: str, path: str, body: str | None, headers: dict[str, str] | None = None
+) -> http.client.HTTPResponse:
+    """Send a request to the router; its reply, if it is 200. Raises AskError."""
     router = _Router()
     where = router.path or f"{router.host}:{router.port}"
     try:
-        router.request(method, path, body, {"content-type": "application/json"} if body else {})
+        router.request(method, path, body, {"content-type": "application/json", **(headers or {})})
         response = router.getresponse()
     except (FileNotFoundError, ConnectionRefusedError):
         raise AskError(

@@ -162,6 +162,8 @@ def parser() -> argparse.ArgumentParser:
     one.add_argument("--json", action="store_true")
     one.set_defaults(run=_history)
 
+    _add_router(verbs)
+
     one = verbs.add_parser("call", help="make one Varlink call")
     one.add_argument("socket", metavar="SOCKET", help="path, or an endpoint's name such as io.syntrop.Model1")
     one.add_argument("method", metavar="METHOD")
@@ -178,6 +180,37 @@ def parser() -> argparse.ArgumentParser:
     one.add_argument("shell", choices=("bash", "zsh"))
     one.set_defaults(run=_completions)
     return top
+
+
+def _add_router(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    top = verbs.add_parser("router", help="see who answers requests, and why")
+    kinds = top.add_subparsers(dest="kind", required=True, metavar="VERB")
+
+    def add(name: str, help: str) -> argparse.ArgumentParser:
+        one = kinds.add_parser(name, help=help)
+        one.add_argument("--json", action="store_true")
+        one.set_defaults(run=_router)
+        return one
+
+    tiers = ("auto", "fast", "hard")
+    add("status", "tell how the router is")
+    add("providers", "list the providers, their health and their models")
+    add("models", "list the models that can be asked for, and who has them")
+    one = add("route", "tell who would answer a request, with the arithmetic")
+    one.add_argument("model", nargs="?", default="", metavar="MODEL", help="a model, or auto, fast, hard")
+    one.add_argument("-t", "--tier", choices=tiers, help="how difficult the request is")
+    one.add_argument("--tokens", type=int, default=1024, metavar="N", help="prompt and answer together")
+    one.add_argument("--stream", action="store_true", help="the answer must be streamed")
+    one = add("test", "ask a provider, or all, for a sign of life; or ask a model a question")
+    one.add_argument("provider", nargs="?", metavar="PROVIDER")
+    one.add_argument("-p", "--prompt", metavar="TEXT", help="ask this, and tell who answered")
+    one.add_argument("-m", "--model", default="", help="whom to ask it (default: auto)")
+    one.add_argument("-t", "--tier", choices=tiers, help="how difficult it is")
+    one = add("default", "show or set the model that is asked where none is named")
+    one.add_argument("model", nargs="?", metavar="MODEL")
+    one.add_argument("-t", "--tier", choices=tiers, default="auto", help="for requests of this tier")
+    one.add_argument("--clear", action="store_true", help="leave it to the scores again")
+    add("reload", "have the router read its configuration and its models again")
 
 
 def parsed(arguments: list[str]) -> argparse.Namespace:
@@ -412,6 +445,12 @@ def _models_unload(options: argparse.Namespace) -> int:
     from syntrop.ctl import runtime
 
     return runtime.run(runtime.unload(options.model))
+
+
+def _router(options: argparse.Namespace) -> int:
+    from syntrop.ctl import router
+
+    return router.run(options)
 
 
 def _call(options: argparse.Namespace) -> int:

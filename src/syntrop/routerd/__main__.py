@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""routerd: chooses who answers a request. HTTP in OpenAI's dialect, and io.syntrop.Router1."""
+"""routerd: chooses who answers a request. HTTP in several dialects, and io.syntrop.Router1."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ if TYPE_CHECKING:
 
 def main() -> None:
     from syntrop.common import service
-    from syntrop.routerd.settings import TABLE
+    from syntrop.routerd.settings import FOREIGN, TABLE
 
-    service.run("routerd", TABLE, build)
+    service.run("routerd", TABLE, build, foreign=FOREIGN)
 
 
 def build(daemon: Daemon) -> None:
-    from syntrop.routerd.service import Http, Router1
-    from syntrop.routerd.status import Counters
+    from syntrop.routerd.service import Core, Http, Router1
 
-    counters = Counters()
-    http = Http(daemon, counters)
+    core = Core.start(daemon)
+    http = Http(core)
     daemon.serve("tcp", http.connect)
     daemon.serve("router.sock", http.connect)
-    daemon.serve_varlink("io.syntrop.Router1", {"io.syntrop.Router1": Router1(counters)})
-    daemon.on_stop(http.stop)
+    daemon.serve_varlink("io.syntrop.Router1", {"io.syntrop.Router1": Router1(core)})
+    daemon.on_reload(core.on_hangup)
+    daemon.on_stop(core.stop)
 
 
 if __name__ == "__main__":

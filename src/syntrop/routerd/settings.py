@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from syntrop.common.settings import Setting
 
+FOREIGN = ("providers", "thresholds", "tiers")  # what `config` reads of the same files
+
 TABLE = (
     Setting(
         "engine_timeout_sec",
@@ -56,6 +58,22 @@ TABLE = (
         "How long a client may take nothing of a reply before it is given up.",
         unit="seconds",
         minimum=1.0,
+    ),
+    Setting(
+        "requests_max",
+        int,
+        4096,
+        "Requests that are answered at once; more are refused with 429.",
+        minimum=1,
+        maximum=65536,
+    ),
+    Setting(
+        "triage_max",
+        int,
+        16,
+        "The same for requests of the suite's own triage, which are counted by themselves.",
+        minimum=1,
+        maximum=1024,
     ),
     Setting(
         "hosts",

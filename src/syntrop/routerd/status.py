@@ -14,19 +14,16 @@ if TYPE_CHECKING:
 
     from syntrop.common.psi import Pressure
 
-FAILURES_MAX = 3  # in a row: then the provider counts as unhealthy, until it answers again
-
 
 class Counters:
-    """Requests, and how the local engine did."""
+    """Requests, but for those that only look at the daemon."""
 
-    __slots__ = ("active", "failures", "started", "total")
+    __slots__ = ("active", "started", "total")
 
     def __init__(self) -> None:
         self.started = monotonic()
         self.total = 0
         self.active = 0
-        self.failures = 0  # of the engine, in a row
 
     def __enter__(self) -> Counters:
         self.total += 1
@@ -36,22 +33,20 @@ class Counters:
     def __exit__(self, *_: object) -> None:
         self.active -= 1
 
-    @property
-    def healthy(self) -> bool:
-        return self.failures < FAILURES_MAX
-
-    def report(self, version: str, pressure: dict[str, Pressure], rss: int) -> dict[str, Any]:
-        """The reply of `Router1.GetStatus`, which is also what `/health` shows. The local engine is the one
-        provider so far. A machine that tells no pressure has the level `unknown`."""
+    def report(
+        self, version: str, pressure: dict[str, Pressure], rss: int, providers: int, healthy: int
+    ) -> dict[str, Any]:
+        """The reply of `Router1.GetStatus`, which is also what `/health` shows. A machine that tells no pressure
+        has the level `unknown`."""
         memory = pressure.get("memory")
         return {
-            "status": "ok" if self.healthy else "degraded",
+            "status": "ok" if healthy else "degraded",
             "version": version,
             "uptime_seconds": int(monotonic() - self.started),
             "total_requests": self.total,
             "active_requests": self.active,
-            "providers_count": 1,
-            "healthy_providers_count": int(self.healthy),
+            "providers_count": providers,
+            "healthy_providers_count": healthy,
             "psi_level": level(pressure),
             "psi_memory_some": memory.some.avg10 if memory else 0.0,
             "rss_bytes": rss,

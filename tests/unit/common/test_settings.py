@@ -261,3 +261,11 @@ def test_a_checked_value_has_the_type_of_its_setting(row: Setting, value: object
         return
     assert type(checked) is row.type
     assert checked == value
+
+
+def test_sections_that_a_daemon_reads_itself(config: Path, warnings: list[str]) -> None:
+    put(config, "modeld.toml", '[[providers]]\nid = "x"\n[tiers.fast]\ny = 1\n')
+    resolve("modeld", TABLE, [], foreign=("providers", "tiers"))
+    assert warnings == []
+    resolve("modeld", TABLE, [], foreign=("tiers",))
+    assert "'providers'" in warnings[0]

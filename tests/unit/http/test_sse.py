@@ -45,3 +45,11 @@ def test_an_event_without_an_end_is_not_hoarded() -> None:
     with pytest.raises(EventTooLong):
         for _ in range(20):
             parser.feed(b"data: 12345\n")
+
+
+def test_an_event_without_its_last_line_end() -> None:
+    for end in (b"", b"\n", b"\r", b"\r\n", b"\n\n"):
+        wire = b"data: a\n\ndata: b" + end
+        parser = Parser()
+        assert parser.feed(wire) + parser.end() == [ServerEvent("a"), ServerEvent("b")]
+    assert Parser().end() == []

@@ -44,7 +44,7 @@ def test_a_machine_that_tells_nothing() -> None:
 def test_report_fits_the_interface() -> None:
     counters = Counters()
     with counters:
-        report = counters.report("1", read(), read_rss())
+        report = counters.report("1", read(), read_rss(), 2, 1)
     assert report["active_requests"] == 1 and report["total_requests"] == 1
     assert counters.active == 0
     assert report["rss_bytes"] > 2**20
@@ -52,10 +52,7 @@ def test_report_fits_the_interface() -> None:
     assert interface.check(interface.methods["GetStatus"].output, report)
 
 
-def test_three_failures_in_a_row() -> None:
-    counters = Counters()
-    counters.failures = 2
-    assert counters.report("1", {}, 0)["status"] == "ok"
-    counters.failures = 3
-    report = counters.report("1", {}, 0)
-    assert (report["status"], report["healthy_providers_count"]) == ("degraded", 0)
+def test_degraded_is_where_nobody_is_healthy() -> None:
+    report = Counters().report("1", {}, 0, 2, 1)
+    assert (report["status"], report["providers_count"], report["healthy_providers_count"]) == ("ok", 2, 1)
+    assert Counters().report("1", {}, 0, 2, 0)["status"] == "degraded"

@@ -4,7 +4,8 @@ from __future__ import annotations
 import pytest
 
 from syntrop.common.http.errors import HttpError
-from syntrop.routerd.routes import route
+from syntrop.routerd import service
+from syntrop.routerd.routes import ROUTES, route
 
 
 def test_paths() -> None:
@@ -12,6 +13,27 @@ def test_paths() -> None:
     assert route("HEAD", "/v1/models") == ("models", "")
     assert route("GET", "/v1/models/a%2fb%3Ac%C3%BC/d") == ("model", "a/b:cü/d")
     assert route("POST", "/v1/chat/completions") == ("chat", "")
+    assert route("POST", "/api/chat") == ("ollama-chat", "")
+    assert route("POST", "/v1/messages/count_tokens") == ("count-tokens", "")
+
+
+def test_every_route_of_a_dialect_has_one() -> None:
+    from syntrop.routerd import dialects
+
+    looks = {"health", "metrics", "models", "model", "unbuilt", "count-tokens", "openapi", *service._OLLAMA}
+    for _, _, name in ROUTES:
+        if name not in looks:
+            assert dialects.find(name) is dialects.find(name)
+
+
+def test_errors_have_the_shape_of_their_dialect() -> None:
+    from syntrop.routerd import dialects
+
+    error = HttpError(429, "full", code="overloaded", headers=(("retry-after", "1"),))
+    shapes = {"chat": {"error"}, "messages": {"type", "error", "request_id"}, "ollama-ps": {"error"}}
+    for name, keys in shapes.items():
+        shaped = dialects.shape(name, error, "req_1")
+        assert (shaped.status, set(shaped.body())) == (429, keys) and set(error.headers) <= set(shaped.headers)
 
 
 @pytest.mark.parametrize("path", ["/", "*", "/v1", "/v1/models/", "/v1/chat/completions/", "/V1/models", ""])

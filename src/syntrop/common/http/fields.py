@@ -138,6 +138,14 @@ class Fields:
             return [self.checked(f"{name}[{i}]", item) for i, item in enumerate(items)]
         return [self.checked(name, value)]
 
+    def json(self, name: str, value: Any) -> str:
+        """JSON text of a value that stands at `name`, as models write it."""
+        try:
+            text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+        except ValueError:  # 1e999 is JSON, and is read as infinity
+            raise self.fail(name, "holds a number that is too large.", "invalid_value") from None
+        return self.checked(name, text)
+
     def only(self, name: str, *allowed: Any) -> None:
         """A parameter that is not built yet: values that ask for nothing pass, others are refused."""
         value = self.take(name)

@@ -78,12 +78,13 @@ class Head(Event):
 
     `headers` holds (name in lower case, value) in the order of the wire. `length` is the body's length in
     bytes, None when it is chunked. `authority` is the host that the request is for, None in HTTP/1.0 without
-    a `Host`.
+    a `Host`. `h2c` holds the settings with which the client asks to go on in HTTP/2, None when it does not.
     """
 
     __slots__ = (
         "authority",
         "expects_continue",
+        "h2c",
         "headers",
         "keep_alive",
         "length",
@@ -105,6 +106,7 @@ class Head(Event):
         length: int | None = 0,
         keep_alive: bool = True,
         expects_continue: bool = False,
+        h2c: str | None = None,
     ) -> None:
         self.method = method
         self.path = path
@@ -115,6 +117,7 @@ class Head(Event):
         self.length = length
         self.keep_alive = keep_alive
         self.expects_continue = expects_continue
+        self.h2c = h2c
 
     def header(self, name: str) -> str | None:
         """Value of a header (name in lower case), repeated ones joined with a comma; None when absent."""
@@ -266,6 +269,7 @@ class Protocol:
                 raise _Refusal(501, "tunnels are not offered here")
             self._muted = True
             self._replay = _without_upgrade(head, self._target)
+            head.h2c = _h2c(head)
         self._events.append(head)
         self._received = 0
         self._last = not head.keep_alive
@@ -357,6 +361,21 @@ def _split_target(target: bytes, authority: str | None) -> tuple[str, str | None
         path = rest[slash:]
         return (path if path.startswith("/") else "/" + path), rest[:slash]
     return text, authority  # CONNECT's form; refused by who asks for it
+
+
+def _h2c(head: Head) -> str | None:
+    """The settings in a request for HTTP/2 (RFC 7540, 3.2), None where it is not in order.
+
+    One with a body is answered in HTTP/1.1, as RFC 9110, 7.8 allows: all of it had to arrive before the change.
+    """
+    if head.minor < 1 or head.length != 0 or not head.keep_alive:
+        return None
+    settings = [value for name, value in head.headers if name == "http2-settings"]
+    protocols = [word.strip().lower() for word in (head.header("upgrade") or "").split(",")]
+    options = [word.strip().lower() for word in (head.header("connection") or "").split(",")]
+    if len(settings) != 1 or "h2c" not in protocols or not {"upgrade", "http2-settings"} <= set(options):
+        return None
+    return settings[0]
 
 
 def _without_upgrade(head: Head, target: bytes) -> bytes:

@@ -6,8 +6,8 @@ watched: when the client goes away the handler's task is cancelled at its next w
 away, since the kernel cannot tell a client that closed from one that only ended its sending (Go's server judges
 alike). On Unix sockets it can, and only a closed peer counts.
 
-HTTP/2 will come in by the same door: `Server.connect()` gives a connection, whose first bytes say what is spoken
-on it, and both kinds give handlers an `Exchange`. Until then its preface is refused with 505.
+HTTP/2 comes in by the same door: a connection that begins with its preface, or asks for it with `Upgrade: h2c`,
+goes on as a `http2_server.Session`, which is imported then. Both kinds give handlers an `Exchange`.
 
 Nothing is buffered on the way out but what one `send()` was given: a slow reader holds its handler up, and one
 without progress for `write` seconds is given up.
@@ -15,157 +15,29 @@ without progress for `write` seconds is given up.
 
 from __future__ import annotations
 
-import os
 import socket
-from time import time
 
-from syntrop.common import journal, loop, peer
+from syntrop.common import loop, peer
 from syntrop.common.caps import Caps
 from syntrop.common.http import http1
-from syntrop.common.http.errors import HttpError, InternalFault
+from syntrop.common.http.errors import HttpError
+from syntrop.common.http.exchange import JSON, Disconnected, Exchange, Limits, answer, refusal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable
+    from collections.abc import Callable
     from contextlib import AbstractContextManager
     from typing import Any
 
-    Handler = Callable[["Exchange"], Awaitable[None]]
-    Headers = Iterable[tuple[str, str]]
+    from syntrop.common.http.exchange import Handler
+    from syntrop.common.http.http2_server import Session
+
+__all__ = ["Connection", "Disconnected", "Exchange", "Limits", "Server"]
 
 _READ = 64 * 1024
 _STEPS = 32  # reads or writes of one connection in a row
 _LINGER = 1.0  # seconds for a client to read a refusal while it is still sending
-_JSON = ("content-type", "application/json")
-
-
-class Disconnected(Exception):
-    """The client is gone, or so slow that it was given up. Handlers let it pass."""
-
-
-class Limits:
-    """Deadlines in seconds and caps in bytes. `idle`: between requests; `head`, `body`: to receive them whole;
-    `write`: without progress."""
-
-    __slots__ = ("body", "body_max", "head", "idle", "write")
-
-    def __init__(
-        self,
-        *,
-        idle: float = 75.0,
-        head: float = 10.0,
-        body: float = 120.0,
-        write: float = 45.0,
-        body_max: int = http1.BODY_MAX,
-    ) -> None:
-        self.idle = idle
-        self.head = head
-        self.body = body
-        self.write = write
-        self.body_max = body_max
-
-
-class Exchange:
-    """One request and its reply, as a handler sees them.
-
-    Either `reply()`, or `start()`, any number of `send()` and `finish()`. A handler that raises HttpError before
-    it started is answered so; one that ends without `finish()` breaks the connection off, which tells the client
-    that the reply is not whole.
-    """
-
-    __slots__ = ("_connection", "_framed", "_received", "close", "finished", "id", "request", "started", "unread")
-
-    def __init__(self, connection: Connection, request: http1.Head) -> None:
-        self._connection = connection
-        self._received = False
-        self._framed = False
-        self.request = request
-        self.id = "req_" + os.urandom(12).hex()
-        self.close = not request.keep_alive
-        self.started = False
-        self.finished = False
-        self.unread = False
-
-    @property
-    def local(self) -> bool:
-        """Whether the client came over a Unix socket."""
-        return self._connection.local
-
-    async def body(self) -> bytes:
-        """The whole body. Raises HttpError (408, 413, 415 and malformed ones) and Disconnected."""
-        connection = self._connection
-        coding = self.request.header("content-encoding")
-        if coding is not None and coding.strip().lower() != "identity":
-            self.close = True
-            raise HttpError(415, f"A body with the encoding {coding[:40]} is not read; send it as it is.")
-        if self.request.expects_continue and not connection.events:
-            await connection.write(http1.CONTINUE)
-        pieces = []
-        try:
-            with loop.deadline(connection.limits.body):
-                while True:
-                    event = await connection.event()
-                    if isinstance(event, http1.Body):
-                        pieces.append(event.data)
-                    elif isinstance(event, http1.Refused):
-                        self.close = True
-                        raise _error(event)
-                    else:
-                        break
-        except TimeoutError:
-            self.close = True
-            raise HttpError(408, "The body of the request did not arrive in time.") from None
-        self._received = True
-        return b"".join(pieces)
-
-    async def reply(self, status: int, headers: Headers = (), body: bytes = b"") -> None:
-        """The whole reply at once."""
-        data = self._head(status, (*headers, ("content-length", str(len(body)))))
-        self.started = self.finished = True
-        await self._connection.write(data if self.request.method == "HEAD" else data + body)
-
-    async def start(self, status: int, headers: Headers = (), first: bytes = b"") -> None:
-        """Begin a reply of unknown length; `first` is a first piece of it, sent along."""
-        # HTTP/1.0 has no chunks: there the end of the connection is the end of the reply.
-        self._framed = self.request.minor >= 1
-        if self._framed:
-            data = self._head(status, (*headers, ("transfer-encoding", "chunked")))
-        else:
-            self.close = True
-            data = self._head(status, headers)
-        self.started = True
-        await self._connection.write(data + self._piece(first))
-
-    async def send(self, data: bytes) -> None:
-        """One more piece. Waits while the client is slow; raises Disconnected."""
-        if data:
-            await self._connection.write(self._piece(data))
-
-    async def finish(self) -> None:
-        self.finished = True
-        if self._framed and self.request.method != "HEAD":
-            await self._connection.write(http1.LAST_CHUNK)
-
-    def _piece(self, data: bytes) -> bytes:
-        if self.request.method == "HEAD":
-            return b""
-        return http1.encode_chunk(data) if self._framed else data
-
-    def _head(self, status: int, headers: Headers) -> bytes:
-        if self.started:
-            raise RuntimeError("a reply was started already")
-        connection = self._connection
-        # A body that nobody read stands between us and the next request.
-        self.unread = not (self._received or connection.take_end())
-        self.close = self.close or connection.retired or self.unread
-        how = []
-        if self.close:
-            how.append(("connection", "close"))
-        elif self.request.minor == 0:
-            how.append(("connection", "keep-alive"))
-        return http1.encode_head(
-            status, [("date", http1.http_date(time())), ("x-request-id", self.id), *headers, *how]
-        )
+_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"  # what every connection of HTTP/2 begins with
 
 
 class Connection:
@@ -179,8 +51,10 @@ class Connection:
         limits: Limits | None = None,
         busy: Callable[[], AbstractContextManager[object]] | None = None,
         ended: Callable[[], None] | None = None,
+        uid: int = peer.UNKNOWN,
     ) -> None:
         sock.setblocking(False)
+        self.uid = uid
         self.limits = limits or Limits()
         self.local = sock.family == socket.AF_UNIX
         self.retired = False
@@ -195,6 +69,8 @@ class Connection:
         self._closed = False
         self._watched = False
         self._serving = False
+        self._early = b""  # the first bytes, while they may still become the preface
+        self._session: Session | None = None
         self._steps = 0
         self._task: loop.Task[Any] | None = None
         if not self.local:
@@ -203,14 +79,18 @@ class Connection:
     @property
     def idle(self) -> bool:
         """Between requests, with nothing of a next one seen."""
-        return not self._serving and not self.events and self._protocol.between
+        if self._session is not None:
+            return self._session.idle
+        return not self._serving and not self.events and self._protocol.between and not self._early
 
     def retire(self) -> None:
         """End in order: at once when idle, else with `Connection: close` on the next reply."""
         self.retired = True
-        if self._task is None or not self.idle:
+        if self._session is not None:
+            self._session.retire()
+        elif self._task is None or not self.idle:
             return
-        if self.local:
+        elif self.local:
             # The kernel refuses what the client still sends, and lets us read what it had accepted.
             try:
                 self._socket.shutdown(socket.SHUT_RD)
@@ -230,7 +110,8 @@ class Connection:
         """Serve until the client or we close. The socket is closed then."""
         self._task = loop.current()
         try:
-            while await self._arrival():
+            await self._begin()
+            while self._session is None and await self._arrival():
                 if self._busy is None:
                     more = await self._serve()
                 else:
@@ -238,6 +119,8 @@ class Connection:
                         more = await self._serve()
                 if not more:
                     break
+            if self._session is not None:
+                await self._session.run()
         except Disconnected:
             pass
         finally:
@@ -249,6 +132,47 @@ class Connection:
                 self._ended()
 
     # --- in ----------------------------------------------------------------------------------------------
+
+    async def _begin(self) -> None:
+        """Find out by its first bytes what is spoken here."""
+        patience = self.limits.idle
+        while _PREFACE.startswith(self._early) and len(self._early) < len(_PREFACE):
+            try:
+                with loop.deadline(patience):
+                    data = await self._receive()
+            except TimeoutError:
+                data = b""
+            if not data:
+                if not self._early:
+                    raise Disconnected
+                break
+            self._early += data
+            patience = self.limits.head
+        first, self._early = self._early, b""
+        if first.startswith(_PREFACE):
+            from syntrop.common.http.http2_server import Session
+
+            self._session = self._open(Session)
+            self._session.take(first)
+        else:
+            self.events += self._protocol.receive(first)
+
+    def _open(self, kind: type[Session], asked: http1.Head | None = None) -> Session:
+        return kind(self, self._socket, self._handler, busy=self._busy, asked=asked)
+
+    def _upgrade(self, head: http1.Head) -> bool:
+        """Go on in HTTP/2 when a request asks for it in order; else the wish is passed over."""
+        if self.retired or self.events != [http1.End()]:
+            return False
+        from syntrop.common.http.http2 import Malformed
+        from syntrop.common.http.http2_server import Session
+
+        try:
+            self._session = self._open(Session, head)
+        except Malformed:
+            return False
+        self.events.clear()
+        return True
 
     async def _arrival(self) -> bool:
         """Wait for the first byte of a request; False when there will be none."""
@@ -262,18 +186,19 @@ class Connection:
 
     async def _read(self) -> bool:
         """Read once; False at the end of the stream."""
+        data = await self._receive()
+        self.events += self._protocol.receive(data)
+        return bool(data)
+
+    async def _receive(self) -> bytes:
         await self._breathe()
         while True:
             try:
-                data = self._socket.recv(_READ)
+                return self._socket.recv(_READ)
             except BlockingIOError:
                 await loop.readable(self._fd)
-                continue
             except OSError:
-                return False
-            break
-        self.events += self._protocol.receive(data)
-        return bool(data)
+                return b""
 
     async def event(self) -> http1.Event:
         """The next event. Raises Disconnected when the client ends before it."""
@@ -302,16 +227,18 @@ class Connection:
         except TimeoutError:
             return await self._refuse(HttpError(408, "The head of the request did not arrive in time."))
         if isinstance(head, http1.Refused):
-            return await self._refuse(_error(head))
+            return await self._refuse(refusal(head))
         assert isinstance(head, http1.Head)
         if self.events and isinstance(self.events[0], http1.Refused):
             # A body that announces itself as too large is refused before it is asked for.
-            return await self._refuse(_error(self.events[0]))
+            return await self._refuse(refusal(self.events[0]))
+        if head.h2c is not None and self._upgrade(head):
+            return False
         exchange = Exchange(self, head)
         self._watch()
         self._serving = True
         try:
-            await self._answer(exchange)
+            await answer(self._handler, exchange)
         finally:
             self._serving = False
         self.served += 1
@@ -319,34 +246,17 @@ class Connection:
             return False
         if exchange.close:
             if exchange.unread or self._waiting():
-                await self._linger()
+                await self.linger()
             return False
         return True
 
-    async def _answer(self, exchange: Exchange) -> None:
-        try:
-            await self._handler(exchange)
-            return
-        except Disconnected:
-            raise
-        except HttpError as error:
-            failure = error
-            if exchange.started:
-                journal.error(f"{exchange.id} failed after its reply had started: {error.message}")
-        except Exception as fault:  # the boundary: logged here, and told without detail
-            request = exchange.request
-            journal.exception(f"{exchange.id} {request.method} {request.path} failed", fault)
-            failure = InternalFault(exchange.id)
-        if not exchange.started:
-            await exchange.reply(failure.status, (*failure.headers, _JSON), failure.encode())
-
     async def _refuse(self, error: HttpError) -> bool:
         request = http1.Head("GET", "/", "", (), keep_alive=False)
-        await Exchange(self, request).reply(error.status, (*error.headers, _JSON), error.encode())
-        await self._linger()
+        await Exchange(self, request).reply(error.status, (*error.headers, JSON), error.encode())
+        await self.linger()
         return False
 
-    async def _linger(self) -> None:
+    async def linger(self) -> None:
         """Close without losing the reply: a reset, sent for bytes that we did not read, would overtake it."""
         try:
             self._socket.shutdown(socket.SHUT_WR)
@@ -421,9 +331,10 @@ class Server:
             sock.close()
             return None
         return Connection(
-            sock, self._handler, limits=self._limits, busy=self._busy, ended=lambda: self._caps.release(uid)
+            sock,
+            self._handler,
+            limits=self._limits,
+            busy=self._busy,
+            ended=lambda: self._caps.release(uid),
+            uid=uid,
         )
-
-
-def _error(refused: http1.Refused) -> HttpError:
-    return HttpError(refused.status, f"{refused.reason[0].upper()}{refused.reason[1:]}.")

@@ -79,6 +79,17 @@ class Parser:
         self._line += rest
         return events
 
+    def end(self) -> list[ServerEvent]:
+        """No more bytes follow. An event whose last line, or empty line, was never written is given all the same:
+        whether it is whole is in its data."""
+        events: list[ServerEvent] = []
+        if self._line:
+            line = bytes(self._line)
+            self._line.clear()
+            self._take(line, events)
+        self._take(b"", events)
+        return events
+
     def _hold(self, size: int) -> None:
         self._held += size
         if self._held > self._limit:

@@ -8,21 +8,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from syntrop.common.http import chat, openai
-from syntrop.common.http.errors import BadRequest, HttpError, InternalFault
-from syntrop.common.varlink.errors import InvalidParameter, VarlinkError
+from syntrop.common.http import chat
+from syntrop.common.http.errors import BadRequest
+from syntrop.common.http.openai_chat import parse_chat
 
 MINIMAL: dict[str, Any] = {"model": "m:1", "messages": [{"role": "user", "content": "hi"}]}
 
 
-def parse(**fields: Any) -> chat.ChatRequest:
-    return openai.parse_chat(json.dumps({**MINIMAL, **fields}).encode())
+def parse(**fields: Any) -> chat.GenerateRequest:
+    return parse_chat(json.dumps({**MINIMAL, **fields}).encode())
 
 
 def blamed(body: bytes | None = None, **fields: Any) -> str | None:
     """The field that a refusal names."""
     with pytest.raises(BadRequest) as caught:
-        openai.parse_chat(body if body is not None else json.dumps({**MINIMAL, **fields}).encode())
+        parse_chat(body if body is not None else json.dumps({**MINIMAL, **fields}).encode())
     error = caught.value.body()["error"]
     assert set(error) == {"message", "type", "param", "code"}
     assert error["type"] == "invalid_request_error"
@@ -76,7 +76,6 @@ NOTHING: dict[str, list[Any]] = {
     "function_call": ["none"],
     "parallel_tool_calls": [True, False],
     "modalities": [["text"]],
-    "reasoning_effort": ["none"],
     "verbosity": ["medium"],
     "service_tier": ["auto", "default"],
     "store": [False],
@@ -84,6 +83,8 @@ NOTHING: dict[str, list[Any]] = {
     "user": ["u"],
     "safety_identifier": ["s"],
     "prompt_cache_key": ["k"],
+    "tier": ["auto"],
+    "local": [False],
 }
 
 
@@ -94,26 +95,23 @@ def test_values_that_ask_for_nothing_pass(name: str) -> None:
 
 
 UNBUILT: dict[str, list[Any]] = {
-    "n": [2, 1.0, True],
-    "logprobs": [True],
-    "top_logprobs": [1, False],
-    "logit_bias": [{"1": 2}],
-    "presence_penalty": [0.5],
-    "frequency_penalty": [-1],
-    "response_format": [{"type": "json_object"}, {"type": "text", "x": 1}],
-    "tools": [[{"type": "function", "function": {"name": "f"}}]],
-    "tool_choice": ["required", {"type": "function", "function": {"name": "f"}}],
+    "response_format": [{"type": "json_object"}, {"type": "json_schema"}, {"type": "text", "x": 1}],
+    "functions": [[{"name": "f"}]],
+    "function_call": ["f", {"name": "f"}],
+    "tool_choice": ["required", {"type": "function", "function": {"name": "f"}}, {"type": "allowed_tools"}],
     "modalities": [["text", "audio"]],
     "audio": [{"voice": "a", "format": "wav"}],
     "prediction": [{"type": "content", "content": "x"}],
     "web_search_options": [{}],
-    "reasoning_effort": ["high"],
     "verbosity": ["low"],
     "service_tier": ["flex"],
     "store": [True],
     "metadata": [{"a": "b"}],
-    "tier": ["fast"],
+    "moderation": [{}],
+    "prompt_cache_options": [{}],
+    "prompt_cache_retention": ["24h"],
     "reasoning_budget": [1],
+    "reasoning_content": ["x"],
     "nonsense": [None, 1],
 }
 
@@ -128,14 +126,15 @@ def test_what_is_not_built_is_refused_by_name(name: str) -> None:
     ("fields", "param"),
     [
         ({"model": None}, "model"),
-        ({"model": ""}, "model"),
         ({"model": 1}, "model"),
         ({"messages": []}, "messages"),
         ({"messages": {}}, "messages"),
         ({"messages": ["x"]}, "messages[0]"),
         ({"messages": [{"content": "x"}]}, "messages[0].role"),
         ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role"),
-        ({"messages": [{"role": "tool", "content": "x", "tool_call_id": "1"}]}, "messages[0].role"),
+        ({"messages": [{"role": "function", "name": "f", "content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].tool_call_id"),
+        ({"messages": [{"role": "user", "content": "x", "tool_calls": []}]}, "messages[0].tool_calls"),
         ({"messages": [{"role": "user"}]}, "messages[0].content"),
         ({"messages": [{"role": "user", "content": None}]}, "messages[0].content"),
         ({"messages": [{"role": "user", "content": "x", "odd": 1}]}, "messages[0].odd"),
@@ -145,7 +144,45 @@ def test_what_is_not_built_is_refused_by_name(name: str) -> None:
             {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
             "messages[0].content[0].type",
         ),
-        ({"messages": [{"role": "assistant", "content": "x", "tool_calls": [{}]}]}, "messages[0].tool_calls"),
+        ({"messages": [{"role": "assistant", "content": None}]}, "messages[0].content"),
+        ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages[0].tool_calls[0].id"),
+        ({"messages": [{"role": "assistant", "tool_calls": [{"id": "1"}]}]}, "messages[0].tool_calls[0].function"),
+        (
+            {"messages": [{"role": "assistant", "tool_calls": [{"id": "1", "function": {"name": "f"}}]}]},
+            "messages[0].tool_calls[0].function.arguments",
+        ),
+        (
+            {"messages": [{"role": "assistant", "tool_calls": [{"id": "1", "type": "custom"}]}]},
+            "messages[0].tool_calls[0].type",
+        ),
+        ({"messages": [{"role": "assistant", "content": "x", "refusal": "no"}]}, "messages[0].refusal"),
+        ({"tools": [{"type": "custom", "custom": {}}]}, "tools[0].type"),
+        ({"tools": [{"type": "function"}]}, "tools[0].function"),
+        ({"tools": [{"type": "function", "function": {}}]}, "tools[0].function.name"),
+        ({"tools": [{"type": "function", "function": {"name": "f", "strict": True}}]}, "tools[0].function.strict"),
+        (
+            {"tools": [{"type": "function", "function": {"name": "f", "parameters": 1}}]},
+            "tools[0].function.parameters",
+        ),
+        ({"tools": [{"type": "function", "function": {"name": "f"}}] * 2}, "tools[1]"),
+        ({"top_logprobs": 1}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ({"logprobs": 1}, "logprobs"),
+        ({"n": 0}, "n"),
+        ({"n": 129}, "n"),
+        ({"n": 1.0}, "n"),
+        ({"n": True}, "n"),
+        ({"presence_penalty": 2.5}, "presence_penalty"),
+        ({"frequency_penalty": -3}, "frequency_penalty"),
+        ({"logit_bias": []}, "logit_bias"),
+        ({"logit_bias": {"x": 1}}, "logit_bias.x"),
+        ({"logit_bias": {"-1": 1}}, "logit_bias.-1"),
+        ({"logit_bias": {"1": 101}}, "logit_bias.1"),
+        ({"logit_bias": {"1": None}}, "logit_bias.1"),
+        ({"reasoning_effort": "extreme"}, "reasoning_effort"),
+        ({"tier": "slow"}, "tier"),
+        ({"local": "yes"}, "local"),
+        ({"parallel_tool_calls": 1}, "parallel_tool_calls"),
         ({"stream": "yes"}, "stream"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
         ({"stream": True, "stream_options": {"other": 1}}, "stream_options.other"),
@@ -200,6 +237,58 @@ def test_roles_and_parts() -> None:
     assert [m.reasoning for m in request.messages[3:]] == ["r", "rc"]
 
 
+def test_tools_and_their_answers() -> None:
+    request = parse(
+        messages=[
+            {"role": "user", "content": "Weather?"},
+            {
+                "role": "assistant",
+                "content": None,
+                "tool_calls": [
+                    {"id": "c1", "type": "function", "index": 0, "function": {"name": "f", "arguments": '{"a":1}'}}
+                ],
+                "reasoning": "hm",
+            },
+            {"role": "tool", "tool_call_id": "c1", "content": [{"type": "text", "text": "sunny"}]},
+        ],
+        tools=[
+            {"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "object"}}},
+            {"type": "function", "function": {"name": "g", "strict": False}},
+        ],
+        tool_choice="none",
+        parallel_tool_calls=False,
+    )
+    assert request.messages is not None
+    called, answered = request.messages[1:]
+    assert (called.content, called.reasoning) == ("", "hm")
+    assert [(c.id, c.name, c.arguments) for c in called.tool_calls] == [("c1", "f", '{"a":1}')]
+    assert (answered.role, answered.tool_call_id, answered.content) == ("tool", "c1", "sunny")
+    assert [(t.name, t.description, t.parameters) for t in request.tools] == [
+        ("f", "d", {"type": "object"}),
+        ("g", None, None),
+    ]
+    assert (request.tool_choice, request.parallel_tool_calls) == ("none", False)
+
+
+def test_what_is_sampled_and_told() -> None:
+    request = parse(
+        n=3,
+        logprobs=True,
+        top_logprobs=2,
+        logit_bias={"7": -100, "50256": 1.5},
+        presence_penalty=1,
+        frequency_penalty=-0.5,
+        reasoning_effort="xhigh",
+        tier="hard",
+        local=True,
+    )
+    assert (request.n, request.top_logprobs, request.logit_bias) == (3, 2, {7: -100.0, 50256: 1.5})
+    assert (request.presence_penalty, request.frequency_penalty) == (1.0, -0.5)
+    assert (request.reasoning_effort, request.routing.tier, request.routing.local) == ("xhigh", "hard", True)
+    assert parse(logprobs=True).top_logprobs == 0, "those of the chosen tokens alone"
+    assert parse(tier="auto").routing.tier is None
+
+
 @given(
     st.recursive(
         st.none() | st.booleans() | st.integers() | st.text(),
@@ -213,117 +302,9 @@ def test_roles_and_parts() -> None:
 )
 def test_no_json_breaks_the_parser(value: object) -> None:
     try:
-        openai.parse_chat(json.dumps(value).encode())
+        parse_chat(json.dumps(value).encode())
     except BadRequest as error:
         json.loads(error.encode())
-
-
-@given(st.one_of(st.none(), st.integers(-(2**63), 2**63 - 1)))
-def test_seeds(seed: int | None) -> None:
-    assert 0 <= openai.engine_seed(seed) < 2**53
-    assert (openai.engine_seed(seed) == 0) is (seed is None), "0 is the engine's word for any"
-
-
-def test_a_whole_reply() -> None:
-    reply = openai.ChatReply("chatcmpl-1", 5, "m").completion("text", chat.Finished("length", 3, 4))
-    assert reply == {
-        "id": "chatcmpl-1",
-        "object": "chat.completion",
-        "created": 5,
-        "model": "m",
-        "choices": [
-            {
-                "index": 0,
-                "message": {"role": "assistant", "content": "text", "refusal": None},
-                "logprobs": None,
-                "finish_reason": "length",
-            }
-        ],
-        "usage": {"prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7},
-    }
-
-
-@pytest.mark.parametrize("usage", [False, True])
-def test_chunks(usage: bool) -> None:
-    reply = openai.ChatReply("c", 5, "m", include_usage=usage)
-    chunks = [reply.first(), reply.delta("a"), *reply.last(chat.Finished("stop", 3, 4))]
-    assert {(c["id"], c["created"], c["model"], c["object"]) for c in chunks} == {
-        ("c", 5, "m", "chat.completion.chunk")
-    }
-    assert [c["choices"][0]["delta"] for c in chunks[:3]] == [
-        {"role": "assistant", "content": None},
-        {"content": "a"},
-        {},
-    ]
-    assert [c["choices"][0]["finish_reason"] for c in chunks[:3]] == [None, None, "stop"]
-    if usage:
-        assert all(c["usage"] is None for c in chunks[:3])
-        assert chunks[3]["choices"] == [] and chunks[3]["usage"]["total_tokens"] == 7
-    else:
-        assert len(chunks) == 3 and not any("usage" in c for c in chunks)
-
-
-RUNTIME = "io.syntrop.Runtime1."
-
-
-@pytest.mark.parametrize(
-    ("error", "status", "code", "param", "retry"),
-    [
-        (VarlinkError(RUNTIME + "ModelNotFound", model="x"), 404, "model_not_found", "model", None),
-        (
-            VarlinkError(RUNTIME + "ContextExceeded", requested=9000, max=8192),
-            400,
-            "context_length_exceeded",
-            "messages",
-            None,
-        ),
-        (VarlinkError(RUNTIME + "InvalidParameter", parameter="top_k"), 400, "unsupported_value", "top_k", None),
-        (InvalidParameter("stop"), 400, "unsupported_value", "stop", None),
-        (VarlinkError(RUNTIME + "Overloaded", reason="4 of 4"), 429, "overloaded", None, None),
-        (VarlinkError(RUNTIME + "Shutdown", reason="stop"), 503, "no_healthy_provider", None, None),
-        (VarlinkError(RUNTIME + "GenerationFailed", reason="r"), 502, "provider_unavailable", None, "false"),
-        (VarlinkError(RUNTIME + "PermissionDenied"), 502, "provider_unavailable", None, "false"),
-        (VarlinkError("io.systemd.System", errno=5), 502, "provider_unavailable", None, "false"),
-    ],
-)
-def test_what_an_engine_says_becomes_a_status(
-    error: VarlinkError, status: int, code: str, param: str | None, retry: str | None
-) -> None:
-    from syntrop.common.http.engine import engine_error
-
-    failure = openai.failure(engine_error(error), started=False)
-    assert (failure.status, failure.code, failure.param) == (status, code, param)
-    headers = dict(failure.headers)
-    assert headers.get("x-should-retry") == retry
-    assert ("retry-after" in headers) is (status in (429, 503))
-
-
-def test_errors_that_are_final() -> None:
-    assert dict(openai.failure(chat.Unavailable("x"), started=True).headers) == {"x-should-retry": "false"}
-    assert openai.failure(chat.EngineTimeout("x"), started=False).status == 504
-    assert openai.failure(chat.Unfit("x"), started=False).status == 503
-    fault = InternalFault("req_1")
-    assert fault.status == 500 and "req_1" in fault.message
-    assert HttpError(429, "x").type == "rate_limit_error"
-
-
-def test_what_the_engine_is_asked() -> None:
-    from syntrop.common.http.engine import parameters
-    from syntrop.common.varlink import idl
-
-    plain = parameters(parse())
-    assert plain == {
-        "model": "m:1",
-        "messages": [{"role": "user", "content": "hi"}],
-        "max_tokens": 2**31 - 1,
-        "temperature": 1.0,
-        "seed": 0,
-    }
-    full = parameters(parse(max_tokens=3, seed=0, stop="x", top_k=1, top_p=1, min_p=0, repetition_penalty=1))
-    assert full["max_tokens"] == 3 and full["seed"] != 0 and full["stop"] == ["x"]
-    interface = idl.load("io.syntrop.Runtime1")
-    for asked in (plain, full):
-        interface.check(interface.methods["Generate"].input, asked)
 
 
 def test_a_field_given_twice_among_very_many_is_found_in_linear_time() -> None:

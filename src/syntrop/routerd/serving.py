@@ -1,0 +1,270 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Answers over HTTP: a body becomes requests, their events become the bytes of a dialect."""
+
+from __future__ import annotations
+
+import json
+from time import monotonic, monotonic_ns, time
+
+from syntrop.common.http import chat
+from syntrop.common.http.errors import HttpError
+from syntrop.routerd import asking
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
+
+    from syntrop.common.http.http1 import Head
+    from syntrop.common.http.server import Exchange
+    from syntrop.common.settings import Settings
+    from syntrop.routerd.attempts import Attempts
+    from syntrop.routerd.dialects import Dialect, Embedding
+    from syntrop.routerd.metrics import Metrics
+    from syntrop.routerd.router import Router
+
+JSON = ("content-type", "application/json")
+_YES, _NO = ("yes", "true", "1", "on"), ("no", "false", "0", "off")
+_HEADER_MAX = 1024
+
+
+class Headers:
+    """What a client says of the way of its request in headers."""
+
+    __slots__ = ("local", "tier", "triage")
+
+    def __init__(self, head: Head) -> None:
+        """Raises HttpError."""
+        tier = head.header("x-syntrop-tier")
+        local = head.header("x-syntrop-local")
+        self.triage = tier == "triage"
+        if tier not in (None, "triage", *asking.TIERS):
+            raise HttpError(
+                400, f"'x-syntrop-tier' must be auto, fast or hard, not {tier!r}.", param="x-syntrop-tier"
+            )
+        self.tier = tier if tier in ("fast", "hard") else None
+        if local is not None and local.lower() not in _YES + _NO:
+            raise HttpError(400, f"'x-syntrop-local' must be yes or no, not {local!r}.", param="x-syntrop-local")
+        self.local = local is not None and local.lower() in _YES
+
+    def apply(self, routing: chat.Routing) -> None:
+        """A field of the body outranks the header; that a request stays here is said by either."""
+        routing.tier = routing.tier or self.tier
+        routing.local = routing.local or self.local
+
+
+class Turn:
+    """One request of a dialect, from its body to the end of its answer."""
+
+    __slots__ = ("_arrived", "_attempts", "_dialect", "_exchange", "_last", "_metrics", "_reply", "_settings")
+
+    def __init__(self, exchange: Exchange, dialect: Dialect, metrics: Metrics, settings: Settings) -> None:
+        self._exchange = exchange
+        self._dialect = dialect
+        self._metrics = metrics
+        self._settings = settings
+        self._arrived = monotonic()
+        self._last = 0.0
+
+    async def run(self, router: Router, headers: Headers) -> None:
+        """Answer it. Raises HttpError before the reply has started, and whatever the exchange raises."""
+        exchange, dialect = self._exchange, self._dialect
+        requests = dialect.parse(await exchange.body())
+        first = requests[0]
+        for one in requests:
+            headers.apply(one.routing)
+        self._reply = dialect.begin(dialect.prefix + exchange.id[4:], int(time()), requests)
+        metrics = self._metrics
+        metrics.waiting += 1
+        try:
+            try:
+                self._attempts = await router.generate(requests, triage=headers.triage)
+            except chat.EngineError as error:
+                raise failure(dialect, error, started=False) from error
+            try:
+                if first.stream:
+                    await self._stream(first)
+                else:
+                    await self._collect(first)
+            finally:
+                await self._attempts.close()
+        finally:
+            if not self._last:
+                metrics.waiting -= 1
+
+    def _note(self, events: Sequence[chat.Event]) -> None:
+        """Time what has come."""
+        if (arrived := getattr(self._reply, "arrived", None)) is not None:
+            arrived()  # a reply that tells times itself
+        now = monotonic()
+        if self._last:
+            self._metrics.between.observe((now - self._last) / len(events), len(events))
+        else:
+            self._metrics.waiting -= 1
+            self._metrics.first.observe(now - self._arrived)
+            if len(events) > 1:
+                self._metrics.between.observe(0.0, len(events) - 1)
+        self._last = now
+
+    def _settle(self, request: chat.GenerateRequest) -> None:
+        """It is known who answers: where the client left the choice open, the answer names the model."""
+        place = self._attempts.place
+        if place is not None and asking.alias(request.model) is not None:
+            self._reply.model = place.model
+
+    async def _collect(self, request: chat.GenerateRequest) -> None:
+        """The whole answer as one object."""
+        attempts = self._attempts
+        events: list[chat.Event] = []
+        try:
+            while not attempts.complete:
+                came = [await attempts.next(), *attempts.ready()]
+                self._note(came)
+                events += came
+        except chat.EngineError as error:
+            raise failure(self._dialect, error, started=bool(events)) from error
+        self._settle(request)
+        try:
+            answer = self._reply.whole(events)
+        except chat.EngineError as error:
+            raise failure(self._dialect, error, started=True) from error
+        body = json.dumps(answer, ensure_ascii=False, separators=(",", ":")).encode()
+        await self._exchange.reply(200, [JSON, *who(attempts), *self._dialect.named(self._exchange.id)], body)
+
+    async def _stream(self, request: chat.GenerateRequest) -> None:
+        """The answer as it is made. Errors before the headers have a status, later ones are events."""
+        attempts, exchange, reply, settings = self._attempts, self._exchange, self._reply, self._settings
+        event: chat.Event | None
+        try:
+            event = await attempts.next(settings.headers_after_sec)
+        except TimeoutError:
+            event = None
+        except chat.EngineError as error:
+            raise failure(self._dialect, error, started=False) from error
+
+        headers = (*reply.headers, *who(attempts), *self._dialect.named(exchange.id))
+        told = attempts.place
+        if event is None:
+            await exchange.start(200, headers, reply.ping)
+            try:
+                while event is None:
+                    try:
+                        event = await attempts.next(settings.ping_sec)
+                    except TimeoutError:
+                        await exchange.send(reply.ping)
+            except chat.EngineError as error:
+                return await self._break(error)
+        self._settle(request)
+        data = b""
+        if exchange.started and attempts.place is not told and reply.ping.startswith(b":"):
+            # The headers named the one that was asked then. A comment names the one that answers.
+            data = "".join(f": {name}: {text}\n" for name, text in who(attempts)).encode() + b"\n"
+        try:
+            while True:
+                if event is not None:
+                    # What has piled up meanwhile goes out at once, each piece still an event of its own.
+                    events = [event, *attempts.ready()]
+                    self._note(events)
+                    data += reply.frames(events)
+                    if attempts.complete:
+                        data += reply.end()
+                    if exchange.started:
+                        await exchange.send(data)
+                    else:
+                        await exchange.start(200, headers, data)
+                    data = b""
+                    if attempts.complete:
+                        return await exchange.finish()
+                try:
+                    event = await attempts.next(settings.ping_sec)
+                except TimeoutError:
+                    event = None
+                    await exchange.send(reply.ping)
+        except chat.EngineError as error:
+            if not exchange.started:
+                raise failure(self._dialect, error, started=True) from error
+            await self._break(error)
+
+    async def _break(self, error: chat.EngineError) -> None:
+        # Not finished: the connection breaks off behind the event, so that no client takes it for the end.
+        self._metrics.broken += 1
+        await self._exchange.send(self._reply.broken(failure(self._dialect, error, started=True)))
+
+
+async def embed(
+    exchange: Exchange, dialect: Embedding, router: Router, metrics: Metrics, headers: Headers
+) -> None:
+    """Texts to vectors. Raises HttpError."""
+    started = monotonic_ns()
+    request = dialect.parse(await exchange.body())
+    headers.apply(request.routing)
+    metrics.waiting += 1
+    try:
+        attempts, result = await router.embed(request, triage=headers.triage)
+        try:
+            await attempts.next()
+        finally:
+            await attempts.close()
+    except chat.EngineError as error:
+        raise failure(dialect, error, started=False) from error
+    finally:
+        metrics.waiting -= 1
+    assert result.vectors is not None
+    found = result.vectors
+    place = attempts.place
+    found.model = place.model if place is not None and asking.alias(request.model) else request.model
+    await reply(exchange, dialect.encode(request, found, monotonic_ns() - started), *who(attempts))
+
+
+async def count_tokens(exchange: Exchange, router: Router, headers: Headers) -> None:
+    """`POST /v1/messages/count_tokens`. Raises HttpError."""
+    from syntrop.common.http import anthropic
+    from syntrop.common.http.anthropic_messages import parse_count_tokens, token_count
+
+    request = parse_count_tokens(await exchange.body())
+    headers.apply(request.routing)
+    try:
+        tokens = await router.count(request)
+    except chat.EngineError as error:
+        raise told(anthropic.failure(error, started=False), error) from error
+    await reply(exchange, token_count(tokens), (anthropic.ID_HEADER, exchange.id))
+
+
+async def reply(exchange: Exchange, value: dict[str, Any], *headers: tuple[str, str]) -> None:
+    await exchange.reply(200, [JSON, *headers], json.dumps(value, ensure_ascii=False).encode())
+
+
+def failure(dialect: Dialect | Embedding, error: chat.EngineError, *, started: bool) -> HttpError:
+    return told(dialect.failure(error, started=started), error)
+
+
+def told(answer: HttpError, error: chat.EngineError) -> HttpError:
+    """The answer to an error, with what the error knows of whether and when to repeat the request."""
+    headers = dict(answer.headers)
+    if "x-should-retry" not in headers:
+        if getattr(error, "final", False) or isinstance(error, chat.Denied):
+            headers.pop("retry-after", None)
+            headers["x-should-retry"] = "false"
+        elif error.retry_after is not None and answer.status in (429, 503, 529):
+            headers["retry-after"] = str(max(1, -int(-error.retry_after // 1)))
+    answer.headers = tuple(headers.items())
+    return answer
+
+
+def who(attempts: Attempts) -> tuple[tuple[str, str], ...]:
+    """Headers that name who answers, and why."""
+    place = attempts.place
+    if place is None:
+        return ()
+    reason = place.reason + "".join(f"; after {name}" for name in attempts.failed)
+    return (
+        ("x-syntrop-provider", place.provider),
+        ("x-syntrop-model", header(place.model)),
+        ("x-syntrop-reason", header(reason.replace("×", "*"))),
+    )
+
+
+def header(text: str) -> str:
+    """A text as the value of a header: what could end the line is written as JSON does."""
+    safe = text if text.isascii() and text.isprintable() else json.dumps(text)
+    return safe if len(safe) <= _HEADER_MAX else safe[: _HEADER_MAX - 3] + "..."
