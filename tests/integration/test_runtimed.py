@@ -572,25 +572,6 @@ def test_variables_and_tools_reach_the_template(suite: Suite) -> None:
     assert (given["text"], given["prompt_tokens"]) == (plain["text"], plain["prompt_tokens"])
 
 
-def test_tokens_are_counted_and_taken_as_they_are(suite: Suite) -> None:
-    with suite.runtime() as client:
-        counted = client.call(f"{RUNTIME}.CountTokens", model=MODEL, messages=HELLO)
-        whole = generate(suite, messages=HELLO, max_tokens=3)
-        assert counted == {"tokens": whole["prompt_tokens"], "context_window": 8192}
-        # "Once upon a time" in this vocabulary.
-        ids = [6403, 1980, 253, 655]
-        assert client.call(f"{RUNTIME}.CountTokens", model=MODEL, prompt="Once upon a time")["tokens"] == len(ids)
-    of_ids = generate(suite, prompt_ids=ids, max_tokens=8)
-    of_text = generate(suite, prompt="Once upon a time", max_tokens=8)
-    assert (of_ids["text"], of_ids["prompt_tokens"]) == (of_text["text"], 4)
-    for wrong in ([], [49152], [-1]):
-        error = fault(suite, model=MODEL, prompt_ids=wrong)
-        assert (error.error, error.parameters["parameter"]) == ("InvalidParameter", "prompt_ids")
-    error = fault(suite, model=MODEL, prompt_ids=[1] * 8192)
-    assert (error.error, error.parameters) == ("ContextExceeded", {"requested": 8193, "max": 8192})
-    assert fault(suite, "CountTokens", model=MODEL, prompt="word " * 9000).error == "ContextExceeded"
-
-
 def test_a_prompt_beyond_the_context_is_refused_with_numbers(suite: Suite) -> None:
     error = fault(suite, model=MODEL, prompt="word " * 9000)
     assert error.error == "ContextExceeded"

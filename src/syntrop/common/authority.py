@@ -174,7 +174,6 @@ METHODS: Final[dict[str, dict[str, tuple[Right, ...]]]] = {
     },
     "io.syntrop.Runtime1": {
         "Generate": (GENERATE, TRIAGE),
-        "CountTokens": (GENERATE,),
         "Decide": (GENERATE,),
         "AttachVision": (REGISTER,),
         "AttachLora": (REGISTER,),

@@ -100,7 +100,6 @@ class Runtime1:
         tools: list[dict[str, Any]] | None = None,
         template_variables: str | None = None,
         priority: str = "Interactive",
-        prompt_ids: list[int] | None = None,
     ) -> dict[str, Any]:
         parameters.refuse_unbuilt(
             image=image,
@@ -110,7 +109,7 @@ class Runtime1:
             reasoning_budget=reasoning_budget,
             reasoning_effort=reasoning_effort,
         )
-        chat = parameters.chat(prompt, prompt_ids, messages, tools, template_variables)
+        chat = parameters.chat(prompt, messages, tools, template_variables)
         if max_tokens < 1:
             raise invalid("max_tokens", "less than 1")
         stops = parameters.stops(stop)
@@ -136,7 +135,7 @@ class Runtime1:
         loaded = await self._decoder(model)
         with loaded.use() as adapter:
             parameters.check_biases(sampling, loaded.tokenizer)
-            tokens = await self._tokens(loaded, prompt, prompt_ids, chat)
+            tokens = await self._tokens(loaded, prompt, chat)
             with self._submit(
                 loaded,
                 tokens,
@@ -168,43 +167,13 @@ class Runtime1:
         assert generation.result is not None
         return generation.result
 
-    async def CountTokens(
-        self,
-        call: Call,
-        model: str,
-        prompt: str | None = None,
-        prompt_ids: list[int] | None = None,
-        messages: list[dict[str, Any]] | None = None,
-        tools: list[dict[str, Any]] | None = None,
-        template_variables: str | None = None,
-    ) -> dict[str, Any]:
-        chat = parameters.chat(prompt, prompt_ids, messages, tools, template_variables)
-        if chat is not None:
-            _warm_templates()
-        loaded = await self._decoder(model)
-        with loaded.use():
-            tokens = await self._tokens(loaded, prompt, prompt_ids, chat)
-        return {"tokens": len(tokens), "context_window": loaded.model.context}
-
-    async def _tokens(
-        self,
-        loaded: Loaded,
-        prompt: str | None,
-        prompt_ids: list[int] | None,
-        chat: parameters.Chat | None,
-    ) -> list[int]:
+    async def _tokens(self, loaded: Loaded, prompt: str | None, chat: parameters.Chat | None) -> list[int]:
         """The prompt as tokens: in a thread, since a long one takes a while and a template is not ours."""
         from syntrop.runtimed.chat_template import TemplateError, TemplateLimit
         from syntrop.runtimed.prompt import PromptTooLong, chat_tokens, text_tokens
         from syntrop.runtimed.tokenizer import TokenizerError
 
         context = loaded.model.context
-        if prompt_ids is not None:
-            if len(prompt_ids) >= context:
-                raise parameters.context_exceeded(len(prompt_ids) + 1, context)
-            if not all(0 <= one < len(loaded.tokenizer) for one in prompt_ids):
-                raise invalid("prompt_ids", f"the model has tokens 0 to {len(loaded.tokenizer) - 1}")
-            return prompt_ids
         given = "prompt" if chat is None else "messages"
         try:
             if chat is None:
