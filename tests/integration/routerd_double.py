@@ -3,7 +3,8 @@
 
 `Generate` does what the last message says: a JSON array of steps `["say", text]`, `["wait", seconds]`,
 `["repeat", text, seconds]`, `["error", name, parameters]`, `["die"]`, `["finish", reason]`. Calls and hang-ups
-are written to `double.jsonl` in the run root, with their time on the monotonic clock.
+are written to `double.jsonl` in the run root, with their time on the monotonic clock. `["opened"]` begins within a
+thought, as some templates do.
 """
 
 from __future__ import annotations
@@ -32,17 +33,23 @@ class Runtime1:
             raise VarlinkError("io.syntrop.Runtime1.ModelNotFound", model=given["model"])
         said: list[str] = []
         reason = "stop"
+        told = given.get("top_logprobs") is not None
+        start: dict[str, Any] | None = {"prompt_tokens": 7, "cached_tokens": 3, "thinking": False}
         try:
             # A prompt that is continued as it is says what to do in the place of a message.
             script = given["messages"][-1]["content"] if "messages" in given else given["prompt"]
             for step, *values in json.loads(script):
-                if step == "say":
-                    await self._say(call, said, values[0])
+                if step == "opened" and start is not None:
+                    start["thinking"] = True
+                elif step == "say":
+                    await self._say(call, said, values[0], told, start)
+                    start = None
                 elif step == "wait":
                     await loop.sleep(values[0])
                 elif step == "repeat":
                     while True:
-                        await self._say(call, said, values[0])
+                        await self._say(call, said, values[0], told, start)
+                        start = None
                         await loop.sleep(values[1])
                 elif step == "error":
                     raise VarlinkError(values[0], **values[1])
@@ -67,9 +74,29 @@ class Runtime1:
         model = {"name": MODELS[0], "architecture": "llama", "parameter_count": 1, "memory_bytes": 2}
         return {"models": [{**model, "context_window": 3, "compute_backend": "scalar"}]}
 
-    async def _say(self, call: Call, said: list[str], text: str) -> None:
+    async def _say(self, call: Call, said: list[str], text: str, told: bool, start: dict[str, Any] | None) -> None:
         said.append(text)
-        await call.send({"delta": text})
+        reply: dict[str, Any] = {"delta": text, "completion_tokens": len(said)}
+        if start is not None:
+            reply["start"] = start
+        if told:
+            choice = {"token": 1, "text": text, "bytes": list(text.encode()), "logprob": -0.5}
+            reply["logprobs"] = [{**choice, "top": [choice]}]
+        await call.send(reply)
+
+    async def CountTokens(self, call: Call, **given: Any) -> dict[str, Any]:
+        note("count", parameters=given)
+        return {"tokens": 11}
+
+    async def Embed(self, call: Call, **given: Any) -> dict[str, Any]:
+        note("embed", parameters=given)
+        inputs = given.get("texts") or [one["ids"] for one in given["tokens"]]
+        vectors = [{"vector": [float(len(one)), 0.25], "tokens": len(one)} for one in inputs]
+        return {
+            "embedding": vectors[0]["vector"],
+            "embeddings": vectors,
+            "prompt_tokens": sum(one["tokens"] for one in vectors),
+        }
 
 
 class Model1:

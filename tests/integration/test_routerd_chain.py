@@ -58,6 +58,8 @@ def test_an_answer_out_of_a_sleeping_suite(stocked_suite: Any, client: openai.Op
     assert whole.usage.completion_tokens == 24 and whole.usage.prompt_tokens > 10
     chunks = list(ask(client, stream=True, stream_options={"include_usage": True}))
     assert text_of(chunks) == text, "streamed or not, greedy answers are the same"
+    for told in (chunks[-1].usage, whole.usage):
+        told.prompt_tokens_details = None  # what is cached by now
     assert chunks[-1].usage == whole.usage
 
     stopped = ask(client, stop=[text[12:16]])
@@ -104,3 +106,36 @@ def test_an_engine_killed_in_mid_stream(stocked_suite: Any, client: openai.OpenA
         list(stream)
     assert caught.value.code == "provider_unavailable"
     assert ask(client).choices[0].message.content
+
+
+def test_what_the_engine_tells_besides(client: openai.OpenAI) -> None:
+    whole = ask(client, logprobs=True, top_logprobs=2, n=2)
+    for choice in whole.choices:
+        content = choice.logprobs.content
+        assert b"".join(bytes(one.bytes) for one in content).decode() == choice.message.content
+        assert all(one.top_logprobs[0].logprob >= one.logprob - 1e-6 for one in content)
+    assert whole.choices[0].message.content == whole.choices[1].message.content, "greedy answers are the same"
+    stream = ask(client, logprobs=True, stream=True)
+    told = [chunk.choices[0].logprobs for chunk in stream if chunk.choices[0].logprobs]
+    streamed = b"".join(bytes(one.bytes) for each in told for one in each.content).decode()
+    assert streamed == whole.choices[0].message.content
+
+    options: Any = {"model": MODEL, "temperature": 0, "max_tokens": 8}
+    by_text = client.completions.create(prompt=["The sky is", "Once upon a time"], logprobs=1, **options)
+    assert [choice.index for choice in by_text.choices] == [0, 1]
+    assert all("".join(choice.logprobs.tokens) == choice.text for choice in by_text.choices)
+    by_tokens = client.completions.create(prompt=[504, 6376, 314], **options)  # The sky is
+    assert by_tokens.usage.prompt_tokens == 3
+    assert by_tokens.choices[0].text == by_text.choices[0].text
+    never = client.completions.create(prompt="The sky is", logit_bias={"260": -100}, **options)
+    assert never.choices[0].text
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.completions.create(prompt=[10**7], **options)
+    assert caught.value.param == "prompt[0]"
+
+    made = client.embeddings.create(model=MODEL, input=["a text", "another"])
+    assert len(made.data) == 2 and abs(sum(x * x for x in made.data[0].embedding) - 1) < 1e-3
+    response = client.responses.create(
+        model=MODEL, input="Why is the sky blue?", max_output_tokens=8, temperature=0
+    )
+    assert response.status == "incomplete" and response.usage.output_tokens == 8

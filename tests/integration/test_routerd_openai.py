@@ -147,3 +147,109 @@ def test_a_hang_up_reaches_every_choice(router: Any) -> None:
         wait_for(lambda: len(router.events("call")) == calls + 3)
         stream.close()
         wait_for(lambda: len(router.events("hang-up")) == before + 3)
+
+
+CALLS = (
+    ["say", "I look. <tool"],
+    ["say", '_call>{"name": "weather", "arguments": {"city": "Bern"}}</tool_call>'],
+    ["say", '<tool_call>{"name": "time", "arguments": {}}</tool_call>'],
+)
+TOOLS = [
+    {"type": "function", "function": {"name": name, "parameters": {"type": "object"}}}
+    for name in ("weather", "time")
+]
+
+
+def test_calls_of_tools(router: Any) -> None:
+    with router.client() as client:
+        with client.chat.completions.stream(**ask(*CALLS, tools=TOOLS)) as stream:
+            for _ in stream:
+                pass
+            streamed = stream.get_final_completion().choices[0]
+        whole = client.chat.completions.create(**ask(*CALLS, tools=TOOLS)).choices[0]
+        for choice in (streamed, whole):
+            assert (choice.finish_reason, choice.message.content) == ("tool_calls", "I look.")
+            calls = [
+                (call.function.name, json.loads(call.function.arguments)) for call in choice.message.tool_calls
+            ]
+            assert calls == [("weather", {"city": "Bern"}), ("time", {})]
+            assert len({call.id for call in choice.message.tool_calls}) == 2
+        assert router.events("call")[-1]["parameters"]["tools"][0] == {
+            "name": "weather",
+            "parameters": '{"type": "object"}',
+        }
+        one = client.chat.completions.create(**ask(*CALLS, tools=TOOLS, parallel_tool_calls=False)).choices[0]
+        assert [call.function.name for call in one.message.tool_calls] == ["weather"]
+        none = client.chat.completions.create(**ask(*CALLS, tools=TOOLS, tool_choice="none")).choices[0]
+        assert none.finish_reason == "stop" and "<tool_call>" in none.message.content
+        answered = [
+            {"role": "user", "content": "x"},
+            whole.message.model_dump(exclude_none=True),
+            *({"role": "tool", "tool_call_id": call.id, "content": "42"} for call in whole.message.tool_calls),
+            {"role": "user", "content": script(["say", "ok"])},
+        ]
+        client.chat.completions.create(model=MODEL, messages=answered, tools=TOOLS)
+        told = router.events("call")[-1]["parameters"]["messages"]
+        assert [one["role"] for one in told] == ["user", "assistant", "tool", "tool", "user"]
+        assert told[1]["tool_calls"][0]["name"] == "weather" and told[2]["content"] == "42"
+
+
+def test_a_thought_that_the_template_opened_and_how_much_was_thought(router: Any) -> None:
+    with router.client() as client:
+        answer = client.chat.completions.create(
+            **ask(["opened"], ["say", "hm"], ["say", "</think>"], ["say", "yes"], reasoning_effort="low")
+        )
+    message, usage = answer.choices[0].message, answer.usage
+    assert (message.content, message.reasoning_content) == ("yes", "hm")
+    assert (usage.completion_tokens_details.reasoning_tokens, usage.completion_tokens) == (2, 3)
+    assert usage.prompt_tokens_details.cached_tokens == 3
+    variables = json.loads(router.events("call")[-1]["parameters"]["template_variables"])
+    assert variables == {"enable_thinking": True, "thinking": True, "reasoning_effort": "low"}
+
+
+def test_logprobs(router: Any) -> None:
+    steps = (["say", "<think>"], ["say", "hm</think>"], ["say", "a"], ["say", "ü"])
+    with router.client() as client:
+        content = (
+            client.chat.completions.create(**ask(*steps, logprobs=True, top_logprobs=1))
+            .choices[0]
+            .logprobs.content
+        )
+        assert [(one.token, bytes(one.bytes).decode()) for one in content] == [("a", "a"), ("ü", "ü")]
+        assert [one.top_logprobs[0].token for one in content] == ["a", "ü"]
+        stream = client.chat.completions.create(**ask(*steps, logprobs=True, stream=True))
+        streamed = [chunk.choices[0].logprobs for chunk in stream if chunk.choices[0].logprobs]
+        assert "".join(one.token for told in streamed for one in told.content) == "aü"
+        old = client.completions.create(model=MODEL, prompt=script(["say", "a"], ["say", "ü"]), logprobs=1)
+        assert old.choices[0].logprobs.tokens == ["a", "ü"] and old.choices[0].logprobs.text_offset == [0, 1]
+        response = client.responses.create(
+            model=MODEL, input=script(["say", "a"]), include=["message.output_text.logprobs"], top_logprobs=1
+        )
+        assert response.output[0].content[0].logprobs[0].token == "a"
+
+
+def test_what_is_sampled_reaches_the_engine(router: Any) -> None:
+    with router.client() as client:
+        client.chat.completions.create(
+            **ask(["say", "x"], logit_bias={"5": -100}, presence_penalty=0.5, frequency_penalty=-0.5)
+        )
+    given = router.events("call")[-1]["parameters"]
+    assert given["logit_bias"] == [{"token": 5, "bias": -100.0}]
+    assert (given["presence_penalty"], given["frequency_penalty"]) == (0.5, -0.5)
+
+
+def test_embeddings(router: Any) -> None:
+    with router.client() as client:
+        for encoding in ("float", "base64", None):
+            options = {} if encoding is None else {"encoding_format": encoding}
+            made = client.embeddings.create(model=MODEL, input=["a", "bcd"], **options)
+            assert made.usage.prompt_tokens == 4
+        assert [one.embedding for one in client.embeddings.create(model=MODEL, input=["a", "bcd"]).data] == [
+            [1.0, 0.25],
+            [3.0, 0.25],
+        ]
+        assert client.embeddings.create(model=MODEL, input=[[1, 2], [3]]).data[0].embedding == [2.0, 0.25]
+        assert client.embeddings.create(model=MODEL, input="abcde", dimensions=2).data[0].embedding[0] == 5.0
+        with pytest.raises(openai.BadRequestError) as caught:
+            client.embeddings.create(model=MODEL, input="a", dimensions=3)
+        assert caught.value.param == "dimensions"

@@ -113,9 +113,11 @@ class Generation:
         self.cancelled = False
         self.tier = tier
         self.logprobs: list[Logprobs] = []  # of the text that `next` gave last
+        self.told = 0  # tokens that were generated up to the end of that text
+        self.cached = 0  # tokens of the prompt that an earlier generation had read
         self._engine = engine
         self._error: GenerationError | None = None
-        self._ready: deque[tuple[str, list[Logprobs]]] = deque()
+        self._ready: deque[tuple[str, list[Logprobs], int]] = deque()
         self._woken = False
         self._event = loop.Event()
         # The thread's, from here on.
@@ -152,7 +154,7 @@ class Generation:
                 pieces = []
                 self.logprobs = []
                 while self._ready:
-                    piece, notes = self._ready.popleft()
+                    piece, notes, self.told = self._ready.popleft()
                     pieces.append(piece)
                     self.logprobs += notes
                 return "".join(pieces)
@@ -204,7 +206,9 @@ class Generation:
         """What is known of the tokens already is not computed again."""
         self.cache = self.model.sequence(len(self.prompt) + self._budget)
         self.cache.adapter = self._adapter
-        self.cache.adopt(self.tokens)
+        adopted = self.cache.adopt(self.tokens)
+        if not self._made:
+            self.cached = adopted
 
     def advance(self, logits: Any) -> bool:
         """Take the next token by its logits; False at the end, to be told by `conclude()`.
@@ -281,4 +285,4 @@ class Generation:
     def _give(self, text: str, notes: list[Logprobs]) -> None:
         self._parts.append(text)
         self._notes += notes
-        self._ready.append((text, notes))
+        self._ready.append((text, notes, self._made))

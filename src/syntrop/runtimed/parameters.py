@@ -72,13 +72,14 @@ def chat(
     messages: list[dict[str, Any]] | None,
     tools: list[dict[str, Any]] | None,
     template_variables: str | None,
+    prompt_ids: list[int] | None = None,
 ) -> Chat | None:
     """The conversation, or None where a prompt was given."""
-    if (prompt is None) == (messages is None):
-        raise invalid("prompt", "exactly one of prompt and messages is to be given")
+    if sum(one is not None for one in (prompt, messages, prompt_ids)) != 1:
+        raise invalid("prompt", "exactly one of prompt, prompt_ids and messages is to be given")
     if messages is None:
-        if not prompt:
-            raise invalid("prompt", "empty")
+        if not prompt and not prompt_ids:
+            raise invalid("prompt" if prompt_ids is None else "prompt_ids", "empty")
         for name, value in (("tools", tools), ("template_variables", template_variables)):
             if value is not None:
                 raise invalid(name, "a prompt is taken as it is: only messages go through a template")

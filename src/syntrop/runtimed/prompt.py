@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from syntrop.common.http.thinking import PAIRS
 from syntrop.runtimed.chat_template import ChatTemplate, template_messages
 
 if TYPE_CHECKING:
@@ -39,7 +40,20 @@ def chat_tokens(
     tools: Sequence[Mapping[str, Any]] | None = None,
     variables: Mapping[str, Any] | None = None,
 ) -> list[int]:
-    """Tokens of a conversation, ready for the assistant's turn. `tools` as OpenAI's clients write them.
+    """Tokens of a conversation, ready for the assistant's turn. Raises TemplateError and PromptTooLong."""
+    return chat_prompt(tokenizer, template, messages, context, tools, variables)[0]
+
+
+def chat_prompt(
+    tokenizer: Tokenizer,
+    template: ChatTemplate,
+    messages: Sequence[Mapping[str, Any]],
+    context: int,
+    tools: Sequence[Mapping[str, Any]] | None = None,
+    variables: Mapping[str, Any] | None = None,
+) -> tuple[list[int], bool]:
+    """Tokens of a conversation, ready for the assistant's turn, and whether its template has opened a thought.
+    `tools` as OpenAI's clients write them.
 
     Control tokens are read in the template's own text only: a message, a tool or a variable that spells one is
     just text. Raises TemplateError and PromptTooLong.
@@ -51,11 +65,12 @@ def chat_tokens(
     if mark:
         remaining = iter(guarded)
         given = _each_string(given, lambda _text: next(remaining))
-    tokens = _fitting(tokenizer, template.render(**given), mark, context)
+    text = template.render(**given)
+    tokens = _fitting(tokenizer, text, mark, context)
     # Many templates write the begin token themselves.
     if tokens[:2] == [tokenizer.bos] * 2:
         del tokens[0]
-    return tokens
+    return tokens, text.rstrip().endswith(tuple(opening for opening, _ in PAIRS))
 
 
 def _fitting(tokenizer: Tokenizer, text: str, mark: str, context: int) -> list[int]:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     T = TypeVar("T")
 
+_UNBOUNDED = 2**31 - 1  # tokens: where they are counted, the context is no limit
 _NUMBERS_MAX = 1 << 20  # in the vectors of one reply: as JSON each takes about ten bytes
 
 
@@ -100,6 +101,7 @@ class Runtime1:
         tools: list[dict[str, Any]] | None = None,
         template_variables: str | None = None,
         priority: str = "Interactive",
+        prompt_ids: list[int] | None = None,
     ) -> dict[str, Any]:
         parameters.refuse_unbuilt(
             image=image,
@@ -109,7 +111,7 @@ class Runtime1:
             reasoning_budget=reasoning_budget,
             reasoning_effort=reasoning_effort,
         )
-        chat = parameters.chat(prompt, messages, tools, template_variables)
+        chat = parameters.chat(prompt, messages, tools, template_variables, prompt_ids)
         if max_tokens < 1:
             raise invalid("max_tokens", "less than 1")
         stops = parameters.stops(stop)
@@ -135,7 +137,10 @@ class Runtime1:
         loaded = await self._decoder(model)
         with loaded.use() as adapter:
             parameters.check_biases(sampling, loaded.tokenizer)
-            tokens = await self._tokens(loaded, prompt, chat)
+            if prompt_ids is None:
+                tokens, thinking = await self._tokens(loaded, prompt, chat)
+            else:
+                tokens, thinking = _checked_ids(loaded, prompt_ids), False
             with self._submit(
                 loaded,
                 tokens,
@@ -146,17 +151,40 @@ class Runtime1:
                 tier=tier,
                 adapter=adapter,
             ) as generation:
-                result = await self._relay(call, generation, loaded.tokenizer)
-        return {"result": _result(result, loaded.tokenizer)}
+                start = {"prompt_tokens": len(tokens), "thinking": thinking}
+                return await self._relay(call, generation, loaded.tokenizer, start)
 
-    async def _relay(self, call: Call, generation: Generation, tokenizer: Tokenizer) -> Result:
-        """Pass the text on as it comes, to a caller who wants it so."""
+    async def CountTokens(
+        self,
+        call: Call,
+        model: str,
+        prompt: str | None = None,
+        messages: list[dict[str, Any]] | None = None,
+        tools: list[dict[str, Any]] | None = None,
+        template_variables: str | None = None,
+    ) -> dict[str, Any]:
+        chat = parameters.chat(prompt, messages, tools, template_variables)
+        if chat is not None:
+            _warm_templates()
+        loaded = await self._decoder(model)
+        with loaded.use():
+            tokens, _ = await self._tokens(loaded, prompt, chat, _UNBOUNDED)
+        return {"tokens": len(tokens)}
+
+    async def _relay(
+        self, call: Call, generation: Generation, tokenizer: Tokenizer, start: dict[str, Any]
+    ) -> dict[str, Any]:
+        """Pass the text on as it comes, to a caller who wants it so; the last reply. `start` is in the first."""
+        begun = False
         from syntrop.runtimed.engine import GenerationError, OutOfMemory
 
         try:
             while (text := await generation.next()) is not None:
                 if call.more:
-                    delta: dict[str, Any] = {"delta": text}
+                    delta: dict[str, Any] = {"delta": text, "completion_tokens": generation.told}
+                    if not begun:
+                        delta["start"] = {**start, "cached_tokens": generation.cached}
+                        begun = True
                     if generation.logprobs:
                         delta["logprobs"] = _logprobs(generation.logprobs, tokenizer)
                     await call.send(delta)
@@ -165,15 +193,19 @@ class Runtime1:
         except GenerationError as error:
             raise self._failed(str(error)) from None
         assert generation.result is not None
-        return generation.result
+        last = {"result": _result(generation.result, tokenizer)}
+        return last if begun else {**last, "start": {**start, "cached_tokens": generation.cached}}
 
-    async def _tokens(self, loaded: Loaded, prompt: str | None, chat: parameters.Chat | None) -> list[int]:
+    async def _tokens(
+        self, loaded: Loaded, prompt: str | None, chat: parameters.Chat | None, most: int | None = None
+    ) -> tuple[list[int], bool]:
         """The prompt as tokens: in a thread, since a long one takes a while and a template is not ours."""
         from syntrop.runtimed.chat_template import TemplateError, TemplateLimit
-        from syntrop.runtimed.prompt import PromptTooLong, chat_tokens, text_tokens
+        from syntrop.runtimed.prompt import PromptTooLong, chat_prompt, text_tokens
         from syntrop.runtimed.tokenizer import TokenizerError
 
-        context = loaded.model.context
+        context = loaded.model.context if most is None else most
+        thinking = False
         given = "prompt" if chat is None else "messages"
         try:
             if chat is None:
@@ -181,8 +213,8 @@ class Runtime1:
             elif loaded.template is None:
                 raise invalid("messages", f"{loaded.template_error}: give a prompt in their place")
             else:
-                tokens = await loop.thread(
-                    chat_tokens,
+                tokens, thinking = await loop.thread(
+                    chat_prompt,
                     loaded.tokenizer,
                     loaded.template,
                     chat.messages,
@@ -198,7 +230,7 @@ class Runtime1:
             raise invalid(given, str(error)) from None
         if not tokens:
             raise invalid(given, "no tokens")
-        return tokens
+        return tokens, thinking
 
     def _submit(self, *what: Any, tier: int, **how: Any) -> Generation:
         from syntrop.runtimed.generation import Tier
@@ -436,6 +468,16 @@ async def _found(name: str, work: Coroutine[Any, Any, T]) -> T:
         raise failed(str(error)) from None
     except NoRoom as error:
         raise overloaded(str(error)) from None
+
+
+def _checked_ids(loaded: Loaded, tokens: list[int]) -> list[int]:
+    context, vocabulary = loaded.model.context, len(loaded.tokenizer)
+    if len(tokens) >= context:
+        raise parameters.context_exceeded(len(tokens) + 1, context)
+    wrong = next((i for i, token in enumerate(tokens) if not 0 <= token < vocabulary), None)
+    if wrong is not None:
+        raise invalid(f"prompt_ids[{wrong}]", f"{tokens[wrong]} is not in the vocabulary of {vocabulary}")
+    return tokens
 
 
 def _admitted(submit: Callable[[], T]) -> T:
