@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from syntrop.common.varlink.client import Client
-    from syntrop.runtimed.loading import Attached, Loaded
+    from syntrop.runtimed.loading import Attached, How, Loaded
     from syntrop.runtimed.model.kv import Budget
     from syntrop.runtimed.model.lora import Adapter
 
@@ -67,6 +67,7 @@ class Library:
         timeout: float,
         memory_max: int = 0,
         prefixes_max: int = 0,
+        kv_type: str = "f16",
     ) -> None:
         self._busy = busy
         self._threads = threads
@@ -76,6 +77,7 @@ class Library:
         self._timeout = timeout
         self._memory_max = memory_max
         self._prefixes_max = prefixes_max
+        self._kv_type = kv_type
         self._budget: Budget | None = None
         self._weights: dict[str, int] = {}  # bytes counted, by digest
         self._adapted: dict[Attached, AbstractContextManager[Any]] = {}  # holds the daemon
@@ -257,9 +259,8 @@ class Library:
             raise
         started = monotonic()
         try:
-            model = await loop.thread(
-                _load, files, identifier, digest, threads, self._level, self._context_max
-            )
+            how = loading.How(threads, self._level, self._context_max, self._kv_type)
+            model = await loop.thread(_load, files, identifier, digest, how)
         except loading.LoadError as error:
             self.budget.give_weights(size)
             raise CannotLoad(str(error)) from None
@@ -404,19 +405,9 @@ def _warm() -> None:
     loading.warm()
 
 
-def _load(
-    files: dict[str, tuple[int, int]],
-    identifier: str,
-    digest: str,
-    threads: int,
-    level: str,
-    context_max: int,
-) -> Loaded:
+def _load(files: dict[str, tuple[int, int]], identifier: str, digest: str, how: How) -> Loaded:
     from syntrop.runtimed import loading
 
-    how: dict[str, Any] = {
-        "name": identifier, "digest": digest, "threads": threads, "level": level, "context_max": context_max
-    }  # fmt: skip
     if "" in files:
-        return loading.load(*files[""], **how)
-    return loading.load_folder(files, **how)
+        return loading.load(*files[""], name=identifier, digest=digest, how=how)
+    return loading.load_folder(files, name=identifier, digest=digest, how=how)

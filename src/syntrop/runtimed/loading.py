@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import mmap
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from syntrop.common import gguf
 from syntrop.runtimed import tokenizer as tokenizers
@@ -25,6 +25,15 @@ if TYPE_CHECKING:
     from syntrop.runtimed.model.llama import LlamaModel
     from syntrop.runtimed.model.lora import Adapter
     from syntrop.runtimed.tokenizer import Tokenizer
+
+
+class How(NamedTuple):
+    """Settings of a load. `context_max` 0 is the model's own."""
+
+    threads: int
+    level: str = "auto"
+    context_max: int = 0
+    kv_type: str = "f16"
 
 
 class LoadError(Exception):
@@ -142,15 +151,15 @@ def warm() -> None:
 
 
 def load(
-    fd: int, size: int, *, name: str, digest: str, threads: int, level: str = "auto", context_max: int
+    fd: int, size: int, *, name: str, digest: str, how: How
 ) -> Loaded:
-    """Load the GGUF file behind `fd`, which is closed. `context_max` 0 is the model's own. Raises LoadError."""
+    """Load the GGUF file behind `fd`, which is closed. Raises LoadError."""
     with _mapped(fd, size, name) as mapping:
         if mapping[:4] != gguf.MAGIC and mapping[8:9] == b"{":
             raise LoadError(f"{name} is a safetensors file without configuration and tokenizer: import its folder")
         mapping.madvise(mmap.MADV_WILLNEED)
         try:
-            return _load(mapping, name, digest, threads, level, context_max)
+            return _load(mapping, name, digest, how)
         except (gguf.GGUFError, ModelError, tokenizers.TokenizerError) as error:
             raise LoadError(f"{name} cannot be loaded: {error}") from None
 
@@ -180,9 +189,7 @@ def load_folder(
     *,
     name: str,
     digest: str,
-    threads: int,
-    level: str = "auto",
-    context_max: int,
+    how: How,
 ) -> Loaded:
     """As `load`, of a model of several files: path to descriptor, which is closed, and size."""
     from syntrop.common.safetensors import SafetensorsError
@@ -192,7 +199,7 @@ def load_folder(
         with folder.Weights(files) as weights:
             words = _Words(lambda: folder.words(files, weights.header))
             buffer = weights.buffer
-            return _finish(weights.header, buffer, words, name, digest, threads, level, context_max, padded=True)
+            return _finish(weights.header, buffer, words, name, digest, how, padded=True)
     except (gguf.GGUFError, SafetensorsError, ModelError, tokenizers.TokenizerError, OSError) as error:
         raise LoadError(f"{name} cannot be loaded: {error}") from None
     finally:
@@ -200,10 +207,10 @@ def load_folder(
             os.close(handle)
 
 
-def _load(mapping: mmap.mmap, name: str, digest: str, threads: int, level: str, context_max: int) -> Loaded:
+def _load(mapping: mmap.mmap, name: str, digest: str, how: How) -> Loaded:
     header = gguf.parse(mapping, pack=vocabulary.pack)
     words = _Words(lambda: (tokenizers.load(header.metadata), header.metadata.get("tokenizer.chat_template")))
-    return _finish(header, mapping, words, name, digest, threads, level, context_max)
+    return _finish(header, mapping, words, name, digest, how)
 
 
 def _finish(
@@ -212,26 +219,26 @@ def _finish(
     words: _Words,
     name: str,
     digest: str,
-    threads: int,
-    level: str,
-    context_max: int,
+    how: How,
     *,
     padded: bool = False,
 ) -> Loaded:
     """`padded`: there may be more embeddings than tokens."""
     architecture = str(header.metadata.get("general.architecture"))
     trained = header.metadata.get(f"{architecture}.context_length")
-    context = min(context_max, trained) if context_max and isinstance(trained, int) else None
+    context = min(how.context_max, trained) if how.context_max and isinstance(trained, int) else None
     model: LlamaModel | EncoderModel
     try:
         if architecture == "bert":
             from syntrop.runtimed.model.bert import EncoderModel
 
-            model = EncoderModel.load(header, buffer, threads=threads, level=level, context=context)
+            model = EncoderModel.load(header, buffer, threads=how.threads, level=how.level, context=context)
         else:
             from syntrop.runtimed.model.llama import LlamaModel
 
-            model = LlamaModel.load(header, buffer, threads=threads, level=level, context=context)
+            model = LlamaModel.load(
+                header, buffer, threads=how.threads, level=how.level, context=context, kv_type=how.kv_type
+            )
     finally:
         words.join()
     try:

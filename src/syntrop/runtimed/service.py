@@ -50,6 +50,7 @@ class Runtime1:
             timeout=settings.store_timeout_sec,
             memory_max=settings.memory_max,
             prefixes_max=settings.prefixes_max,
+            kv_type=settings.kv_type,
         )
 
     def reload(self) -> None:

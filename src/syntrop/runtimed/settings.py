@@ -86,6 +86,13 @@ TABLE = (
         minimum=0,
     ),
     Setting(
+        "kv_type",
+        str,
+        "f16",
+        "What keys and values are kept in: f16, or q8, which takes about six tenths of that and is a little off.",
+        choices=("f16", "q8"),
+    ),
+    Setting(
         "yield_sec",
         float,
         5.0,

@@ -29,7 +29,7 @@ ORACLE = np.load(Path(__file__).parents[2] / "data" / "architectures" / "logits.
 def load(name: str, **options: Any) -> LlamaModel:
     case = CASES[name]
     data = archmodel.file(case)
-    options = {"threads": 2, "kv_f32": True, "context": case.context, **options}
+    options = {"threads": 2, "kv_type": "f32", "context": case.context, **options}
     return LlamaModel.load(parse(data), data, **options)
 
 
@@ -75,7 +75,7 @@ def test_one_by_one_and_in_company(name: str) -> None:
 
 def test_half_precision_keys_and_values_are_close() -> None:
     for name in ("gemma3", "qwen3"):
-        model = load(name, kv_f32=False)
+        model = load(name, kv_type="f16")
         ours = np.array(model.forward_all(model.sequence(44), archmodel.tokens()))
         model.close()
         assert np.abs(ours - ORACLE[name]).max() < 0.02

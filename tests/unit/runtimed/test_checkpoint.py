@@ -71,7 +71,7 @@ def logits(where: Path, name: str) -> np.ndarray:
     expected = ORACLE[name]
     with checkpoints.opened(where) as files, folder.Weights(files) as weights:
         model = LlamaModel.load(
-            weights.header, weights.buffer, threads=2, kv_f32=True, context=CASES[name].context
+            weights.header, weights.buffer, threads=2, kv_type="f32", context=CASES[name].context
         )
     with model.sequence(len(expected)) as sequence:
         rows = np.array(model.forward_all(sequence, archmodel.tokens(len(expected))))

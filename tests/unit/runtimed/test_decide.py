@@ -176,7 +176,7 @@ def log_likelihood(rows: np.ndarray, start: int, path: list[int]) -> float:
 
 def test_scores_of_a_tiny_model_equal_brute_force() -> None:
     data = tinymodel.Tiny(type=tinymodel.F32).file()
-    model = LlamaModel.load(parse(data), data, threads=2, kv_f32=True)
+    model = LlamaModel.load(parse(data), data, threads=2, kv_type="f32")
     shared = [(7 * i) % 101 for i in range(37)]
     paths = [[1], [2, 3], [2, 3, 4, 5], [2, 4], [9] * 20, [1, 1], [100, 0, 50], [2, 3, 4, 6]]
     for chunk in (256, 5):

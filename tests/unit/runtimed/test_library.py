@@ -18,7 +18,7 @@ from syntrop.common.varlink.errors import VarlinkError
 from syntrop.common.varlink.server import Call, Identity, Server
 from syntrop.runtimed import library as libraries
 from syntrop.runtimed.library import MODEL, CannotLoad, Library, NoRoom, NoSuchModel
-from syntrop.runtimed.loading import Loaded, LoadError
+from syntrop.runtimed.loading import How, Loaded, LoadError
 from syntrop.runtimed.processors import cores
 
 
@@ -97,7 +97,7 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Digests in the order in which they were loaded; `bad` among the names cannot be."""
     done: list[str] = []
 
-    def load(files: Any, identifier: str, digest: str, threads: int, level: str, context_max: int) -> Loaded:
+    def load(files: Any, identifier: str, digest: str, how: How) -> Loaded:
         for handle, _ in files.values():
             os.close(handle)
         if digest == "sha256:bad":

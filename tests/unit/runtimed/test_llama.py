@@ -28,7 +28,7 @@ TOKENS = [int(t) for t in np.random.default_rng(0).integers(0, 101, 60)]
 
 
 def load(data: bytes, **options: Any) -> LlamaModel:
-    options = {"threads": 2, "kv_f32": True, **options}
+    options = {"threads": 2, "kv_type": "f32", **options}
     return LlamaModel.load(parse(data), data, **options)
 
 
@@ -90,7 +90,38 @@ def test_long_contexts_pass_several_chunks_of_attention(level: str) -> None:
 
 @pytest.mark.parametrize("level", levels())
 def test_half_precision_cache(level: str) -> None:
-    close_to_twin(Tiny(), tolerance=2e-2, level=level, kv_f32=False)
+    close_to_twin(Tiny(), tolerance=2e-2, level=level, kv_type="f16")
+
+
+@pytest.mark.parametrize("level", levels())
+@pytest.mark.parametrize("head_dim", [10, 24, 32, 80])
+def test_eight_bit_cache(level: str, head_dim: int) -> None:
+    tiny = Tiny(type=F32, head_dim=head_dim, n_embd=32, n_ff=32)
+    close_to_twin(tiny, tolerance=0.1, level=level, kv_type="q8")
+
+
+def test_eight_bit_caches_of_all_levels_are_alike_to_rounding() -> None:
+    rows = []
+    for level in levels():
+        model = load(Tiny(type=F32, head_dim=24).file(), level=level, kv_type="q8")
+        rows.append(np.array(model.forward_all(model.sequence(60), TOKENS)))
+        # layers × KV heads × tokens × (codes of keys and values, scales of runs of 8 and of 16) of a padded head
+        assert model.kv.block_bytes == 2 * 2 * 16 * (32 + 32 + 2 * 32 // 8 + 2 * 32 // 16)
+        model.close()
+    for row_of_level in rows[1:]:
+        assert np.abs(row_of_level - rows[0]).max() < 2e-2  # a code may fall to either side
+
+
+def test_values_that_no_code_can_hold_stay_numbers() -> None:
+    tiny = Tiny(type=F32)
+    for name in ("attn_k", "attn_v"):
+        key = f"blk.0.{name}.weight"
+        type, shape, data = tiny.tensors[key]
+        values = np.frombuffer(data, np.float32).reshape(shape[1], shape[0]).copy()
+        values[0:8] *= 1e-9  # scales of a run of these are no halves any more
+        values[8:16] *= 1e-6
+        tiny.tensors[key] = (type, shape, values.tobytes())
+    close_to_twin(tiny, tolerance=5e-2, kv_type="q8")
 
 
 @pytest.mark.parametrize("level", levels())
@@ -266,7 +297,7 @@ def test_levels_are_forced_by_name() -> None:
 
 def test_memory_and_parameters_are_told() -> None:
     tiny = Tiny()
-    model = load(tiny.file(), kv_f32=False)
+    model = load(tiny.file(), kv_type="f16")
     assert model.parameter_count == sum(int(np.prod(shape)) for _, shape, _ in tiny.tensors.values())
     assert model.memory_bytes > sum(len(data) for _, _, data in tiny.tensors.values())
     # layers × KV heads × (keys, values) × head × tokens of a block × bytes

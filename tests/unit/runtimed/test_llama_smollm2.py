@@ -77,6 +77,24 @@ def test_top_choice_and_divergence_against_the_twin(model: LlamaModel, oracles: 
     assert np.mean(divergence) < 0.005
 
 
+def test_an_eight_bit_cache_is_close_to_halves(
+    model: LlamaModel, mapped: mmap.mmap, header: GGUF, oracles: list[Oracle]
+) -> None:
+    small = LlamaModel.load(header, mapped, threads=2, level=model.level, kv_type="q8")
+    assert small.kv.block_bytes < 0.6 * model.kv.block_bytes
+    same: list[bool] = []
+    divergence: list[float] = []
+    for tokens, _ in oracles:
+        with model.sequence(POSITIONS) as wide, small.sequence(POSITIONS) as narrow:
+            wanted = log_softmax(np.array(model.forward_all(wide, tokens)))
+            ours = log_softmax(np.array(small.forward_all(narrow, tokens)))
+        same += list(ours.argmax(axis=-1) == wanted.argmax(axis=-1))
+        divergence += list((np.exp(wanted) * (wanted - ours)).sum(axis=-1))
+    small.close()
+    assert np.mean(same) >= 0.97
+    assert np.mean(divergence) < 0.002
+
+
 def test_greedy_continuations_of_the_oracle(model: LlamaModel, golden: Path) -> None:
     """Teacher forcing along the oracle's own tokens; judged where its margin exceeds half a nat."""
     data: dict[str, Any] = json.loads((golden / "smollm2-135m-q4_1.json").read_text(encoding="utf-8"))

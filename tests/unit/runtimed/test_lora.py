@@ -31,7 +31,7 @@ VOCAB = archmodel.VOCAB
 
 
 def load(data: bytes, **options: Any) -> LlamaModel:
-    return LlamaModel.load(parse(data), data, **{"threads": 2, "kv_f32": True, "context": 128, **options})
+    return LlamaModel.load(parse(data), data, **{"threads": 2, "kv_type": "f32", "context": 128, **options})
 
 
 def attach(model: LlamaModel, data: bytes) -> Any:

@@ -18,6 +18,8 @@
 typedef vf vf_any __attribute__((aligned(4), may_alias));
 typedef uint16_t vh __attribute__((vector_size(2 * VL)));
 typedef vh vh_any __attribute__((aligned(2), may_alias));
+typedef int8_t vb __attribute__((vector_size(VL)));
+typedef vb vb_any __attribute__((aligned(1), may_alias));
 typedef uint32_t vu __attribute__((vector_size(4 * VL)));
 
 INLINE vf load(const float *p) { return *(const vf_any *)p; }
@@ -191,11 +193,49 @@ static void body_rotate_halves(float *x, const float *cos_sin, int32_t pairs)
     }
 }
 
+/* Codes of a run of n numbers, and their scale. */
+INLINE void kv_codes(const float *x, int32_t n, int8_t *codes, uint16_t *scale)
+{
+    float top = 0;
+    for (int32_t i = 0; i < n; i++)
+        top = __builtin_fabsf(x[i]) > top ? __builtin_fabsf(x[i]) : top;
+    *scale = sy_float_to_half(top / 127.0f);
+    float d = sy_half_to_float(*scale), inverse = d > 0 ? 1.0f / d : 0.0f;
+    for (int32_t i = 0; i < n; i++) {
+        float code = x[i] * inverse;
+        /* Beyond where the scale is so small that halves are coarse; not a number becomes the least. */
+        code = code > -127.0f ? code : -127.0f;
+        code = code < 127.0f ? code : 127.0f;
+        codes[i] = (int8_t)__builtin_rintf(code);
+    }
+}
+
+static void store_kv_q8(uint8_t *keys, uint8_t *values, int32_t slot, const float *k, const float *v,
+                        int32_t head_dim, int32_t head_pad)
+{
+    int32_t bytes = head_pad * SY_BLOCK;
+    int8_t *key = (int8_t *)keys + slot, *value = (int8_t *)values + slot * head_pad, codes[KEY_RUN];
+    uint16_t *key_scale = (uint16_t *)(keys + bytes) + slot;
+    uint16_t *value_scale = (uint16_t *)(values + bytes) + slot * head_pad / VALUE_RUN;
+    for (int32_t i = 0; i < head_dim; i += KEY_RUN) {
+        int32_t n = head_dim - i < KEY_RUN ? head_dim - i : KEY_RUN;
+        kv_codes(k + i, n, codes, key_scale + i / KEY_RUN * SY_BLOCK);
+        for (int32_t j = 0; j < n; j++)
+            key[(i + j) * SY_BLOCK] = codes[j];
+    }
+    for (int32_t i = 0; i < head_dim; i += VALUE_RUN)
+        kv_codes(v + i, head_dim - i < VALUE_RUN ? head_dim - i : VALUE_RUN, value + i, value_scale + i / VALUE_RUN);
+}
+
 static void body_store_kv(uint8_t *keys, uint8_t *values, int32_t slot, const float *k, const float *v,
-                          int32_t head_dim, int32_t head_pad, int32_t kv_f32)
+                          int32_t head_dim, int32_t head_pad, int32_t kv_type)
 {
     /* The padding of a head stays zero from the block's birth. */
-    if (kv_f32) {
+    if (kv_type == SY_KV_Q8) {
+        store_kv_q8(keys, values, slot, k, v, head_dim, head_pad);
+        return;
+    }
+    if (kv_type == SY_KV_F32) {
         float *kf = (float *)keys + slot, *vrow = (float *)values + (size_t)slot * head_pad;
         for (int32_t i = 0; i < head_dim; i++)
             kf[i * SY_BLOCK] = k[i];
@@ -219,41 +259,58 @@ static void body_store_kv(uint8_t *keys, uint8_t *values, int32_t slot, const fl
 /* Attention, in chunks of the context with a running maximum and sum, so that the scores stay in L1. */
 #define CHUNK 256
 
-INLINE vf load_kv(const uint8_t *base, int32_t at, const int f32)
+INLINE vf load_kv(const uint8_t *base, int32_t at, const int type)
 {
-    return f32 ? load((const float *)base + at) : load_half((const uint16_t *)base + at);
+    if (type == SY_KV_Q8)
+        return __builtin_convertvector(__builtin_convertvector(*(const vb_any *)((const int8_t *)base + at), vi), vf);
+    return type == SY_KV_F32 ? load((const float *)base + at) : load_half((const uint16_t *)base + at);
 }
 
-INLINE void scores(const float *q, const uint8_t *keys, int32_t head_dim, float *s, const int rows,
-                   const int f32)
+INLINE void scores(const float *q, const uint8_t *keys, int32_t head_dim, int32_t head_pad, float *s,
+                   const int rows, const int type)
 {
     for (int c = 0; c < SY_BLOCK; c += VL) {
-        vf acc[QK_ROWS];
+        vf acc[QK_ROWS], part[QK_ROWS];
         for (int r = 0; r < rows; r++)
-            acc[r] = splat(0);
-        for (int32_t d = 0; d < head_dim; d++) {
-            vf k = load_kv(keys, d * SY_BLOCK + c, f32);
-            for (int r = 0; r < rows; r++)
-                acc[r] += k * q[d * ATTEND_ROWS + r];
+            acc[r] = part[r] = splat(0);
+        for (int32_t d = 0; d < head_dim;) {
+            int32_t end = type == SY_KV_Q8 && d + KEY_RUN < head_dim ? d + KEY_RUN : head_dim, first = d;
+            for (; d < end; d++) {
+                vf k = load_kv(keys, d * SY_BLOCK + c, type);
+                for (int r = 0; r < rows; r++)
+                    part[r] += k * q[d * ATTEND_ROWS + r];
+            }
+            if (type != SY_KV_Q8)
+                break;
+            vf scale = load_half((const uint16_t *)(keys + head_pad * SY_BLOCK) + first / KEY_RUN * SY_BLOCK + c);
+            for (int r = 0; r < rows; r++) {
+                acc[r] += part[r] * scale;
+                part[r] = splat(0);
+            }
         }
         for (int r = 0; r < rows; r++)
-            store(s + r * CHUNK + c, acc[r]);
+            store(s + r * CHUNK + c, type == SY_KV_Q8 ? acc[r] : part[r]);
     }
 }
 
-INLINE void blend(const float *s, const uint8_t *const *values, int32_t tokens, int32_t head_pad, int32_t d0,
-                  float *o, const int vecs, const int f32)
+INLINE void blend(const float *s, const uint8_t *const *values, int32_t first, int32_t tokens, int32_t head_pad,
+                  int32_t d0, float *o, const int vecs, const int type)
 {
     vf acc[PV_ROWS][PV_VECS];
     for (int r = 0; r < PV_ROWS; r++)
         for (int j = 0; j < vecs; j++)
             acc[r][j] = load(o + r * MAX_HEAD + d0 + j * VL);
-    for (int32_t t = 0; t < tokens; t++) {
+    for (int32_t t = first; t < tokens; t++) {
         const uint8_t *v = values[t / SY_BLOCK];
         int32_t at = (t % SY_BLOCK) * head_pad + d0;
         vf row[PV_VECS];
         for (int j = 0; j < vecs; j++)
-            row[j] = load_kv(v, at + j * VL, f32);
+            row[j] = load_kv(v, at + j * VL, type);
+        if (type == SY_KV_Q8) {
+            const uint16_t *scale = (const uint16_t *)(v + head_pad * SY_BLOCK);
+            for (int j = 0; j < vecs; j++)
+                row[j] *= sy_half_to_float(scale[(at + j * VL) / VALUE_RUN]);
+        }
         for (int r = 0; r < PV_ROWS; r++)
             for (int j = 0; j < vecs; j++)
                 acc[r][j] += row[j] * s[r * CHUNK + t];
@@ -263,7 +320,7 @@ INLINE void blend(const float *s, const uint8_t *const *values, int32_t tokens, 
             store(o + r * MAX_HEAD + d0 + j * VL, acc[r][j]);
 }
 
-INLINE void attend_typed(const sy_attend *a, const int f32)
+INLINE void attend_typed(const sy_attend *a, const int type)
 {
     float q[MAX_HEAD * ATTEND_ROWS] __attribute__((aligned(64)));
     float s[ATTEND_ROWS * CHUNK] __attribute__((aligned(64)));
@@ -272,7 +329,8 @@ INLINE void attend_typed(const sy_attend *a, const int f32)
     int32_t rows = a->tokens * a->heads, padded = (rows + QK_ROWS / 2 - 1) / (QK_ROWS / 2) * (QK_ROWS / 2);
     int32_t length = a->first + a->tokens;
     int32_t behind = a->window && a->first >= a->window ? a->first - a->window + 1 : 0; /* nobody sees these */
-    int32_t begin = behind / SY_BLOCK * SY_BLOCK;
+    /* Where chunks begin does not depend on the window: sums are the same whoever shares the tile. */
+    int32_t begin = behind / CHUNK * CHUNK;
 
     for (int32_t r = 0; r < padded; r++) {
         if (r < rows) {
@@ -290,16 +348,18 @@ INLINE void attend_typed(const sy_attend *a, const int f32)
 
     for (int32_t start = begin; start < length; start += CHUNK) {
         int32_t count = length - start < CHUNK ? length - start : CHUNK;
-        int32_t blocks = (count + SY_BLOCK - 1) / SY_BLOCK;
+        int32_t blocks = (count + SY_BLOCK - 1) / SY_BLOCK, skip = start < behind ? (behind - start) / SY_BLOCK : 0;
         const uint8_t *values[CHUNK / SY_BLOCK];
-        for (int32_t b = 0; b < blocks; b++) {
+        for (int32_t b = skip; b < blocks; b++) {
             const uint8_t *block = a->blocks[a->table[start / SY_BLOCK + b]];
             values[b] = block + a->value;
             int32_t r = 0;
             for (; r + QK_ROWS <= padded; r += QK_ROWS)
-                scores(q + r, block + a->key, a->head_dim, s + r * CHUNK + b * SY_BLOCK, QK_ROWS, f32);
+                scores(q + r, block + a->key, a->head_dim, a->head_pad, s + r * CHUNK + b * SY_BLOCK, QK_ROWS,
+                       type);
             if (r < padded)
-                scores(q + r, block + a->key, a->head_dim, s + r * CHUNK + b * SY_BLOCK, QK_ROWS / 2, f32);
+                scores(q + r, block + a->key, a->head_dim, a->head_pad, s + r * CHUNK + b * SY_BLOCK,
+                       QK_ROWS / 2, type);
         }
         for (int32_t r = 0; r < padded; r++) {
             float *row = s + r * CHUNK;
@@ -308,6 +368,8 @@ INLINE void attend_typed(const sy_attend *a, const int f32)
             for (int32_t t = seen < 0 ? 0 : seen; t < blocks * SY_BLOCK; t++)
                 row[t] = -__builtin_inff();
             int32_t unseen = a->window && r < rows ? seen - a->window : 0;
+            if (unseen < skip * SY_BLOCK)
+                unseen = skip * SY_BLOCK;
             for (int32_t t = 0; t < unseen && t < blocks * SY_BLOCK; t++)
                 row[t] = -__builtin_inff();
             vf peak = splat(top[r]);
@@ -335,9 +397,9 @@ INLINE void attend_typed(const sy_attend *a, const int f32)
         for (int32_t r = 0; r < padded; r += PV_ROWS) {
             int32_t d = 0;
             for (; d + PV_VECS * VL <= a->head_pad; d += PV_VECS * VL)
-                blend(s + r * CHUNK, values, count, a->head_pad, d, o + r * MAX_HEAD, PV_VECS, f32);
+                blend(s + r * CHUNK, values, skip * SY_BLOCK, count, a->head_pad, d, o + r * MAX_HEAD, PV_VECS, type);
             for (; d < a->head_pad; d += VL)
-                blend(s + r * CHUNK, values, count, a->head_pad, d, o + r * MAX_HEAD, 1, f32);
+                blend(s + r * CHUNK, values, skip * SY_BLOCK, count, a->head_pad, d, o + r * MAX_HEAD, 1, type);
         }
     }
 
@@ -351,10 +413,12 @@ INLINE void attend_typed(const sy_attend *a, const int f32)
 
 static void body_attend(const sy_attend *a)
 {
-    if (a->kv_f32)
-        attend_typed(a, 1);
+    if (a->kv_type == SY_KV_Q8)
+        attend_typed(a, SY_KV_Q8);
+    else if (a->kv_type == SY_KV_F32)
+        attend_typed(a, SY_KV_F32);
     else
-        attend_typed(a, 0);
+        attend_typed(a, SY_KV_F16);
 }
 
 /* Float weights: F32, F16, BF16 by float32 activations. */

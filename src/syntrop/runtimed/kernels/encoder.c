@@ -405,7 +405,7 @@ static int regroup(sy_walk *w, const batch *b)
                 memcpy(e->by_head + ((size_t)h * (size_t)b->n + (size_t)t) * (size_t)dim, e->q + from + h * dim,
                        (size_t)dim * 4);
                 e->ops->store_kv(keys, keys + e->head_bytes / 2, at % SY_BLOCK, e->k + from + h * dim,
-                                 e->v + from + h * dim, dim, e->head_pad, 1);
+                                 e->v + from + h * dim, dim, e->head_pad, SY_KV_F32);
             }
         }
     return sy_stage_end(w, b->n);
@@ -426,7 +426,7 @@ static int attend(sy_walk *w, const batch *b)
             .heads = end - tl->start < ATTEND_ROWS ? end - tl->start : ATTEND_ROWS,
             .head_dim = e->head_dim,
             .head_pad = e->head_pad,
-            .kv_f32 = 1,
+            .kv_type = SY_KV_F32,
             .table = e->iota + e->first_block[tl->text],
             .blocks = e->blocks,
             .key = (size_t)h * e->head_bytes,

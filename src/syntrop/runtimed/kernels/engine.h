@@ -12,6 +12,8 @@
  *                   its batch is a group of one: what decoding reads again and again stays dense. f32: row by row.
  *   KV block        For each layer and KV head the keys as head_pad × 16 tokens (a column of 16 scores
  *                   is one register, without horizontal sums), then the values as 16 tokens × head_pad.
+ *                   In Q8, codes of 8 bits; behind the keys the scales (f16) of each run of dimensions, by 16
+ *                   tokens, and behind the values those of each token.
  */
 #pragma once
 
@@ -28,6 +30,8 @@
 #define SUMS 3  /* sums of a block's codes: of the whole, of its halves */
 #define ACT_SHIFT 7 /* bits of the low plane, sign included */
 #define ACT_MAX 16319 /* the largest code whose planes are -127..127 and -64..63 */
+#define KEY_RUN 8 /* dimensions of Q8 keys that share a scale: few, since in some models a few dwarf the others */
+#define VALUE_RUN 16 /* and of values */
 #define MAX_HEAD 256 /* widest head: bounds the stack of attention */
 #define MAX_THREADS 256
 
@@ -53,7 +57,7 @@ typedef struct {
 typedef struct {
     const float *q; /* first token, first head; rotated */
     size_t q_stride;
-    int32_t tokens, first, heads, head_dim, head_pad, kv_f32;
+    int32_t tokens, first, heads, head_dim, head_pad, kv_type;
     const int32_t *table;
     uint8_t *const *blocks;
     int32_t window; /* tokens that a token sees, itself included; 0: all */
@@ -77,7 +81,7 @@ typedef struct {
     void (*rotate)(float *x, const float *cos_sin, int32_t pairs);
     void (*rotate_halves)(float *x, const float *cos_sin, int32_t pairs);
     void (*store_kv)(uint8_t *keys, uint8_t *values, int32_t slot, const float *k, const float *v,
-                     int32_t head_dim, int32_t head_pad, int32_t kv_f32);
+                     int32_t head_dim, int32_t head_pad, int32_t kv_type);
     void (*attend)(const sy_attend *a);
     void (*exp)(const float *x, float *y, int32_t n);
     void (*half)(const float *x, uint16_t *half, float *back, int32_t n);

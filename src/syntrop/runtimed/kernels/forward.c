@@ -193,13 +193,12 @@ static int project_qkv(sy_walk *w, const rows *r, const sy_model *m, int32_t ind
 
 static size_t key_offset(const sy_model *m, int32_t index, int32_t head)
 {
-    return ((size_t)index * (size_t)m->c.n_head_kv + (size_t)head) * 2 * (size_t)m->head_pad * SY_BLOCK *
-           (m->c.kv_f32 ? 4 : 2);
+    return ((size_t)index * (size_t)m->c.n_head_kv + (size_t)head) * m->head_bytes;
 }
 
 static size_t value_offset(const sy_model *m, size_t key)
 {
-    return key + (size_t)m->head_pad * SY_BLOCK * (m->c.kv_f32 ? 4 : 2);
+    return key + m->key_bytes;
 }
 
 /* Bias, norm of each head, rotation: what there is of them. */
@@ -239,7 +238,7 @@ static int rotate_and_store(sy_walk *w, const step *s, int32_t index)
             for (int32_t h = 0; h < m->c.n_head_kv; h++) {
                 size_t key = key_offset(m, index, h);
                 m->ops->store_kv(block + key, block + value_offset(m, key), s->positions[t] % SY_BLOCK,
-                                 k + h * dim, v + h * dim, dim, m->head_pad, m->c.kv_f32);
+                                 k + h * dim, v + h * dim, dim, m->head_pad, m->c.kv_type);
             }
         }
     return sy_stage_end(w, s->n);
@@ -266,7 +265,7 @@ static int attend(sy_walk *w, const step *s, int32_t index)
             .heads = count,
             .head_dim = dim,
             .head_pad = m->head_pad,
-            .kv_f32 = m->c.kv_f32,
+            .kv_type = m->c.kv_type,
             .table = s->tables[s->sequence[tl->token]],
             .blocks = m->kv.blocks,
             .window = m->layers[index].window,

@@ -13,6 +13,13 @@ static void *reserve(size_t bytes)
     return p == MAP_FAILED ? NULL : p;
 }
 
+size_t sy_kv_bytes(int32_t kv_type, int32_t head_pad, int values)
+{
+    size_t numbers = (size_t)head_pad * SY_BLOCK;
+    return kv_type == SY_KV_Q8 ? numbers + numbers / (values ? VALUE_RUN : KEY_RUN) * 2
+                               : numbers * (kv_type == SY_KV_F32 ? 4 : 2);
+}
+
 int sy_kv_open(sy_kv *kv, size_t block_bytes)
 {
     pthread_mutex_init(&kv->mutex, NULL);

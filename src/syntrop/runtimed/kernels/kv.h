@@ -15,5 +15,8 @@ typedef struct {
     size_t block_bytes;
 } sy_kv;
 
+/* Bytes of the keys, or of the values, of one head in a block. */
+size_t sy_kv_bytes(int32_t kv_type, int32_t head_pad, int values);
+
 int sy_kv_open(sy_kv *kv, size_t block_bytes);
 void sy_kv_close(sy_kv *kv); /* also after an open that failed; not twice */

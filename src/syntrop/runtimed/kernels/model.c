@@ -88,8 +88,9 @@ sy_model *sy_model_new(const sy_config *c, int level, int threads, size_t weight
         return NULL;
     }
     pthread_mutex_init(&m->busy, NULL);
-    int failed = sy_kv_open(&m->kv, (size_t)c->n_layer * (size_t)c->n_head_kv * 2 * (size_t)m->head_pad * SY_BLOCK *
-                                        (c->kv_f32 ? 4 : 2));
+    m->key_bytes = sy_kv_bytes(c->kv_type, m->head_pad, 0);
+    m->head_bytes = m->key_bytes + sy_kv_bytes(c->kv_type, m->head_pad, 1);
+    int failed = sy_kv_open(&m->kv, (size_t)c->n_layer * (size_t)c->n_head_kv * m->head_bytes);
     m->work_bytes = carve_all(m, NULL);
     m->work = reserve(m->work_bytes);
     m->weight_bytes = round_up(weight_bytes + HUGE_PAGE, HUGE_PAGE);

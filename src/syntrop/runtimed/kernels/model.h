@@ -65,5 +65,6 @@ struct sy_model {
     int32_t *wanted;
 
     sy_kv kv;
+    size_t key_bytes, head_bytes; /* of a head in a block: of its keys; of both */
     int32_t head_pad;
 };

@@ -35,6 +35,8 @@ MAX_THREADS = 256
 
 LEVELS: dict[str, int] = {"scalar": lib.SY_SCALAR, "avx2": lib.SY_AVX2, "avx512": lib.SY_AVX512}
 
+KV_TYPES: dict[str, int] = {"f16": lib.SY_KV_F16, "q8": lib.SY_KV_Q8, "f32": lib.SY_KV_F32}
+
 
 class Piece(NamedTuple):
     """Consecutive tokens of one sequence in a step; `logits` asks for those of the last one."""
@@ -80,12 +82,13 @@ class LlamaModel:
         threads: int,
         level: str = "auto",
         context: int | None = None,
-        kv_f32: bool = False,
+        kv_type: str = "f16",
     ) -> LlamaModel:
         """Check and repack the weights that `gguf` describes in `buffer`; the buffer is not used afterwards.
 
-        `context` bounds sequences (default and maximum: what the model was trained for). `kv_f32` keeps keys and
-        values in F32 instead of F16. Raises UnsupportedModel, BrokenModel, BadRequest, NoMemory.
+        `context` bounds sequences (default and maximum: what the model was trained for). `kv_type` is what
+        keys and values are kept in: f16, q8 or, for tests, f32. Raises UnsupportedModel, BrokenModel, BadRequest,
+        NoMemory.
         """
         config = read_config(gguf, buffer, context or 0)
         _check_threads(threads)
@@ -101,7 +104,9 @@ class LlamaModel:
         c.n_ropes = len(config.ropes)
         c.max_batch = min(MAX_BATCH, (context + 7) // 8 * 8)
         c.max_logits = MAX_LOGITS
-        c.kv_f32 = kv_f32
+        if kv_type not in KV_TYPES:
+            raise BadRequest("kv_type", f"{kv_type!r} is none of {', '.join(KV_TYPES)}")
+        c.kv_type = KV_TYPES[kv_type]
         with ffi.from_buffer(buffer) as data:
             for place in places:
                 check_extent(place.tensor, len(data))
