@@ -179,6 +179,7 @@ METHODS: Final[dict[str, dict[str, tuple[Right, ...]]]] = {
         "AttachLora": (REGISTER,),
         "DetachLora": (REGISTER,),
         "GetLoad": (READ,),
+        "CountTokens": (GENERATE,),
         "Embed": (GENERATE,),
         "GetModelStatus": (READ,),
         "UnloadModel": (EVICT,),
