@@ -19,6 +19,7 @@ from typing import Any
 
 import h2.config
 import h2.connection
+import h2.errors
 import h2.events
 import pytest
 
@@ -148,8 +149,8 @@ class Kept:
         self._h2.send_headers(stream, heads, end_stream=True)
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             sock.sendall(self._h2.data_to_send())
-        status = 0
-        while True:
+        status, ended, refused = 0, False, False
+        while not ended and not refused:
             try:
                 data = sock.recv(65536)
             except ConnectionResetError:
@@ -159,15 +160,18 @@ class Kept:
                 if isinstance(event, h2.events.ResponseReceived):
                     status = int(dict(event.headers or ())[":status"])  # type: ignore[arg-type]
                 elif isinstance(event, h2.events.StreamEnded):
-                    return status
-                elif isinstance(event, h2.events.ConnectionTerminated):
-                    assert event.error_code == 0 and (event.last_stream_id or 0) < stream
-                    return None
+                    ended = True
                 elif isinstance(event, h2.events.StreamReset):
-                    assert event.error_code == 7, "refused"
-                    return None
-            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                    assert event.error_code == h2.errors.ErrorCodes.REFUSED_STREAM
+                    refused = True
+                elif isinstance(event, h2.events.ConnectionTerminated):
+                    # It may come along with the reply.
+                    assert event.error_code == 0 and (ended or (event.last_stream_id or 0) < stream)
+                    refused = not ended
+                    self.close()
+            with contextlib.suppress(OSError):
                 sock.sendall(self._h2.data_to_send())
+        return status if ended else None
 
     def close(self) -> None:
         if self._socket is not None:
