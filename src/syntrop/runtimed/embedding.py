@@ -13,7 +13,7 @@ from syntrop.common import loop
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from typing import Any, Protocol
 
     from syntrop.runtimed.model.lora import Adapter
@@ -24,7 +24,13 @@ if TYPE_CHECKING:
         batch_tokens: int
         pooling: str
 
-        def embed(self, texts: Sequence[Sequence[int]], pooling: str | None = None) -> list[list[float]]: ...
+        def embed(
+            self,
+            texts: Sequence[Sequence[int]],
+            pooling: str | None,
+            adapter: Any,
+            wanted: Callable[[], bool] | None,
+        ) -> list[list[float]]: ...
 
 
 class Crowded(Exception):
@@ -34,15 +40,16 @@ class Crowded(Exception):
 class _Job:
     """One caller's texts; `taken` of them are in a batch or done."""
 
-    __slots__ = ("done", "error", "how", "left", "model", "taken", "texts", "vectors")
+    __slots__ = ("done", "error", "how", "left", "model", "taken", "texts", "vectors", "wanted")
 
-    def __init__(self, model: Model, texts: Sequence[Sequence[int]], how: tuple[Any, ...]) -> None:
+    def __init__(self, model: Model, texts: Sequence[Sequence[int]], how: tuple[str, Adapter | None]) -> None:
         self.model = model
         self.texts = texts
         self.how = how
         self.vectors: list[list[float]] = [[] for _ in texts]
         self.taken = 0
         self.left = len(texts)
+        self.wanted = True
         self.error: Exception | None = None
         self.done = loop.Event()
 
@@ -63,17 +70,18 @@ class Embedder:
         adapter: Adapter | None = None,
     ) -> list[list[float]]:
         """The vector of each text (its tokens; none longer than the model's context). Raises Crowded, and what the
-        model raises. When this is cancelled, what has not begun is left. Only decoders take an adapter."""
+        model raises. When this is cancelled, what has not begun is left, of a long text too. Only decoders take an
+        adapter."""
         if len(self._jobs) > self._max_jobs:
             raise Crowded(f"{len(self._jobs)} callers have texts to embed, {self._max_jobs} may wait")
-        how = (pooling or model.pooling, *(() if adapter is None else (adapter,)))
-        job = _Job(model, texts, how)
+        job = _Job(model, texts, (pooling or model.pooling, adapter))
         self._jobs.append(job)
         if self._runner is None:
             self._runner = loop.spawn(self._run(), "embed")
         try:
             await job.done.wait()
         finally:
+            job.wanted = False
             if job in self._jobs:
                 self._jobs.remove(job)
         if job.error is not None:
@@ -91,10 +99,15 @@ class Embedder:
         batch = self._batch()
         first = batch[0][0]
         texts = [job.texts[index] for job, index in batch]
+        jobs = list({id(job): job for job, _ in batch}.values())
+
+        def wanted() -> bool:
+            return any(job.wanted for job in jobs)
+
         try:
-            rows = await loop.thread(first.model.embed, texts, *first.how)
+            rows = await loop.thread(first.model.embed, texts, *first.how, wanted)
         except Exception as error:
-            for job in {id(job): job for job, _ in batch}.values():
+            for job in jobs:
                 job.error = error
                 self._end(job)
             return
@@ -105,14 +118,14 @@ class Embedder:
                 self._end(job)
 
     def _batch(self) -> list[tuple[_Job, int]]:
-        """Texts for one model, the first caller's first, as many as there is room for."""
+        """Texts for one model, the first caller's first, as many as there is room for: one at least."""
         first = self._jobs[0]
         room = first.model.batch_tokens
         batch: list[tuple[_Job, int]] = []
         for job in list(self._jobs):
             if job.model is not first.model or job.how != first.how:
                 continue
-            while job.taken < len(job.texts) and len(job.texts[job.taken]) <= room:
+            while job.taken < len(job.texts) and (not batch or len(job.texts[job.taken]) <= room):
                 room -= len(job.texts[job.taken])
                 batch.append((job, job.taken))
                 job.taken += 1

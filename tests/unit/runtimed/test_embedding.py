@@ -21,13 +21,17 @@ class FakeModel:
 
     def __init__(self) -> None:
         self.batches: list[list[int]] = []  # lengths of the texts
+        self.wanted: list[bool] = []
         self.gate: threading.Semaphore | None = None
         self.error: Exception | None = None
 
-    def embed(self, texts: Sequence[Sequence[int]], pooling: str | None = None) -> list[list[float]]:
+    def embed(
+        self, texts: Sequence[Sequence[int]], pooling: str | None, adapter: Any, wanted: Any
+    ) -> list[list[float]]:
         if self.gate is not None:
             assert self.gate.acquire(timeout=10)
         self.batches.append([len(text) for text in texts])
+        self.wanted.append(wanted())
         if self.error is not None:
             raise self.error
         return [[float(len(text)), float(len(pooling or ""))] for text in texts]
@@ -128,6 +132,18 @@ def test_who_hangs_up_costs_no_more_than_the_batch_that_runs() -> None:
 
     run(body())
     assert model.batches == [[10], [1]]
+    assert model.wanted == [False, True]
+
+
+def test_a_text_longer_than_a_batch_is_one_alone() -> None:
+    model = FakeModel()
+
+    async def body() -> None:
+        vectors = await Embedder(4).embed(model, texts(4, 30, 11, 1, 2))
+        assert [vector[0] for vector in vectors] == [4, 30, 11, 1, 2]
+
+    run(body())
+    assert model.batches == [[4], [30], [11], [1, 2]]
 
 
 def test_too_many_callers_are_refused_with_numbers() -> None:

@@ -15,7 +15,7 @@ from syntrop.runtimed import _kernels
 from syntrop.runtimed.model.errors import BadRequest, BrokenModel, NoMemory, UnsupportedModel
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from collections.abc import Sequence as SequenceOf
     from mmap import mmap
 
@@ -113,10 +113,17 @@ class EncoderModel:
                 _put(handle, tensor, layer, slot, data + tensor.offset)
         return cls(handle, config, context, level, sum(t.elements for t, _, _ in plan))
 
-    def embed(self, texts: SequenceOf[SequenceOf[int]], pooling: str | None = None) -> list[list[float]]:
+    def embed(
+        self,
+        texts: SequenceOf[SequenceOf[int]],
+        pooling: str | None = None,
+        adapter: None = None,
+        wanted: Callable[[], bool] | None = None,
+    ) -> list[list[float]]:
         """The vector, of length 1, of each text: its tokens, begin and end included.
 
-        At most `batch_tokens` tokens in all, `context` in one text. Raises BadRequest.
+        At most `batch_tokens` tokens in all, `context` in one text. Raises BadRequest. Encoders have no adapters,
+        and a batch is one step: it is not asked whether it is still `wanted`.
         """
         starts, tokens = [0], list[int]()
         for text in texts:

@@ -63,7 +63,7 @@ class LlamaModel:
         self.parameter_count = parameters
         self.pooling = "last"  # of `embed`, where nothing else is asked for
         self.dimensions = config.n_embd
-        self.batch_tokens = context  # of `embed`: texts come one after another
+        self.batch_tokens = min(MAX_BATCH, context)  # of `embed`; a longer text takes several steps
         self.adapters: list[Adapter] = []
         self._own_bytes: int = lib.sy_model_bytes(handle)
         self.kv = Pool(handle)
@@ -175,11 +175,17 @@ class LlamaModel:
             yield from self._step([Piece(sequence, tokens[start : start + MAX_LOGITS])], last=False)
 
     def embed(
-        self, texts: SequenceOf[SequenceOf[int]], pooling: str | None = None, adapter: Adapter | None = None
+        self,
+        texts: SequenceOf[SequenceOf[int]],
+        pooling: str | None = None,
+        adapter: Adapter | None = None,
+        wanted: Callable[[], bool] | None = None,
     ) -> list[list[float]]:
-        """For each text, its tokens, the last hidden states made one vector of length 1: `mean`, `cls` or
-        `last`."""
-        return [hidden.embed(self, text, pooling or self.pooling, adapter) for text in texts]
+        """For each text, its tokens, the last hidden states made one vector of length 1: `mean`, `cls` or `last`.
+
+        It ends with BadRequest before the first step for which `wanted` is false.
+        """
+        return hidden.embed(self, texts, pooling or self.pooling, adapter, wanted)
 
     def step(self, batch: SequenceOf[Piece]) -> list[Any]:
         """One step over pieces of different sequences; for each piece its row of logits, or None.
