@@ -52,7 +52,8 @@ def test_whole_answers(router: Any, client: anthropic.Anthropic) -> None:
         ("text", "Hello ü!"),
     ]
     assert (message.role, message.model, message.stop_reason) == ("assistant", ALPHA, "end_turn")
-    assert (message.usage.input_tokens, message.usage.output_tokens) == (7, 5)
+    assert (message.usage.input_tokens, message.usage.output_tokens) == (4, 5)
+    assert message.usage.cache_read_input_tokens == 3
     assert message.id.startswith("msg_") and message._request_id == "req_" + message.id[4:]
     given = router.events("call")[-1]["parameters"]
     assert (given["max_tokens"], given["temperature"], given["top_p"], given["top_k"]) == (64, 0.5, 0.5, 5)
@@ -66,7 +67,7 @@ def test_streams(client: anthropic.Anthropic) -> None:
         final = stream.get_final_message()
     assert texts == "Hello ü!" and final.stop_reason == "end_turn"
     assert [block.type for block in final.content] == ["thinking", "text"]
-    assert (final.usage.input_tokens, final.usage.output_tokens) == (7, 5)
+    assert (final.usage.input_tokens, final.usage.output_tokens) == (4, 5)
     events = [event.type for event in client.messages.create(**ask(["say", "a"], ["say", "b"]), stream=True)]
     assert (events[:2], events[-3:]) == (
         ["message_start", "content_block_start"],

@@ -238,12 +238,13 @@ def test_nobody_answers_and_each_says_why(one: Upstream, two: Upstream) -> None:
 def test_nobody_fits(one: Upstream) -> None:
     config = provider("a", one, models='[{name = "m", max_context_tokens = 10}]') + LOCAL
     with routing(config) as router:
-        body = question(model="auto", messages=[{"role": "user", "content": "x" * 1000}])
+        body = question(model="auto", max_tokens=10, messages=[{"role": "user", "content": "x" * 1000}])
         status, headers, reply = router.request("POST", CHAT, body)
         assert (status, reply["error"]["code"]) == (503, "no_healthy_provider")
         assert headers["x-should-retry"] == "false" and "retry-after" not in headers
         message = reply["error"]["message"]
-        assert "a/m: context of 10 tokens, 269 + 1 needed; local/alpha:1: context of 20 tokens" in message
+        assert "a/m: context of 10 tokens, 269 + 10 needed" in message
+        assert "local/alpha:1: context of 20 tokens, 11 + 10 needed" in message, "the engine counts exactly"
         assert not one.requests
         assert router.request("POST", CHAT, {**body, "model": "m"})[0] == 200, "it counts for itself"
         wanting = {"logprobs": True, "top_logprobs": 1}
