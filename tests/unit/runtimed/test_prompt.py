@@ -39,7 +39,7 @@ def read(words: Tokenizer, template: str, given: parameters.Chat) -> list[int]:
 
 def chat(content: str = "hi", **given: Any) -> parameters.Chat:
     messages = [{"role": "user", "content": content, **given.pop("message", {})}]
-    found = parameters.chat(None, messages, given.get("tools"), given.get("variables"))
+    found = parameters.chat(None, None, messages, given.get("tools"), given.get("variables"))
     assert found is not None
     return found
 
