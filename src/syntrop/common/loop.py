@@ -25,6 +25,7 @@ import signal
 from collections import deque
 from heapq import heapify, heappop, heappush
 from time import monotonic
+from time import sleep as pause
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -108,13 +109,21 @@ class Future(Generic[T]):
         if self._error is not None:
             if isinstance(self._error, Cancelled):
                 raise TaskCancelled
-            raise self._error
+            try:
+                raise self._error
+            finally:
+                # The error's traceback has this frame. A ring of the two would keep what its other frames hold,
+                # a request of megabytes perhaps, until the collector comes; so here and below.
+                del self
         return self._value  # type: ignore[no-any-return]
 
     def __await__(self) -> Generator[Future[Any], None, T]:
         if not self.done:
             yield self
-        return self.result()
+        try:
+            return self.result()
+        finally:
+            del self
 
 
 class Task(Future["T"]):
@@ -180,6 +189,7 @@ class Task(Future["T"]):
                 raise  # KeyboardInterrupt and SystemExit end the process as they always do
         finally:
             loop.current = previous
+            del self, waiting
 
     def __del__(self) -> None:
         error = self._error
@@ -370,18 +380,44 @@ class Loop:
             work = self._work.popleft()
             self._workers += 1
             try:
-                _thread.start_new_thread(self._worker, work)
+                _thread.start_new_thread(any, (self._worker(*work),))
             except RuntimeError:  # no memory for its stack, or a limit on processes
                 self._workers -= 1
                 work[0].set_error(MemoryError("no thread can be started"))
 
-    def _worker(self, future: Future[Any], function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    def _worker(
+        self, future: Future[Any], function: Callable[..., Any], arguments: tuple[Any, ...]
+    ) -> Generator[None]:
+        """The body of a worker thread, which `any` runs.
+
+        A thread that begins where the system has no memory left has no room for the frame of a function, and what
+        it was to do would be lost without a word. A generator brings its frame along, and calls nothing but C
+        outside of the `try`.
+        """
+        ended: Callable[[Any], None]
         try:
             value = function(*arguments)
+            ended = future.set_result
         except BaseException as error:
-            self.threadsafe(self._work_done, future.set_error, error)
-        else:
-            self.threadsafe(self._work_done, future.set_result, value)
+            value, ended = error, future.set_error
+        told = False
+        while True:
+            try:
+                if not told:
+                    self._foreign.append((self._work_done, (ended, value)))
+                    told = True
+                os.write(self._wake_write, b"\0")
+            except MemoryError:
+                pause(0.05)
+                continue
+            except BlockingIOError:
+                pass  # the pipe is full of wake-ups already
+            except OSError as error:
+                if error.errno != errno.EBADF:  # a thread that outlived the loop
+                    raise
+            break
+        del future, function, arguments, ended, value
+        yield
 
     def _work_done(self, setter: Callable[[Any], None], value: Any) -> None:
         self._workers -= 1

@@ -18,6 +18,8 @@ there is room. Only what does not fit alone fails.
 
 from __future__ import annotations
 
+from _thread import allocate_lock, start_new_thread
+from time import sleep
 from typing import TYPE_CHECKING
 
 from syntrop.common import journal, loop
@@ -27,6 +29,7 @@ from syntrop.runtimed.sampler import NoToken
 from syntrop.runtimed.schedule import Schedule
 
 if TYPE_CHECKING:
+    from collections.abc import Generator
     from collections.abc import Sequence as SequenceOf
     from typing import Any
 
@@ -45,14 +48,15 @@ class Engine:
     """Slots, the queues before them, and the thread. `close()` ends it; nothing may be submitted after that."""
 
     def __init__(self, *, max_slots: int = 4, max_queue: int = 64, chunk: int = 256) -> None:
-        from threading import Condition, Thread
+        from threading import Condition
 
         self._chunk = chunk
         self._changed = Condition()
         self._schedule = Schedule(max_slots, max_queue)
         self._closing = False
-        self._thread = Thread(target=self._run, name="engine", daemon=True)
-        self._thread.start()
+        self._ended = allocate_lock()
+        self._ended.acquire()
+        start_new_thread(any, (self._thread(),))
 
     # --- the loop's side ------------------------------------------------------------------------------------
 
@@ -136,15 +140,41 @@ class Engine:
         with self._changed:
             self._closing = True
             self._changed.notify()
-        await loop.thread(self._thread.join)
+        await loop.thread(self._join)
+
+    def _join(self) -> None:
+        with self._ended:
+            pass
 
     # --- the thread's side ----------------------------------------------------------------------------------
+
+    def _thread(self) -> Generator[None]:
+        """The thread's body: a generator has its frame where there is no memory for one (common/loop.py).
+
+        Where memory runs out between steps, what was submitted fails, and the engine goes on when there is some.
+        """
+        try:
+            while True:
+                try:
+                    self._run()
+                    break
+                except MemoryError:
+                    sleep(0.05)
+                    try:
+                        self._fail("memory ran out: the system gives no more")
+                    except MemoryError:
+                        pass
+        finally:
+            self._ended.release()
+        yield
 
     def _run(self) -> None:
         try:
             while (running := self._next()) is not None:
                 for model in {id(one.model): one.model for one in running}.values():
                     self._step(model, [one for one in running if one.model is model])
+        except MemoryError:
+            raise
         except BaseException as error:
             # A fault of ours: the callers must not wait for ever, and nothing more is let in.
             journal.exception("The engine failed", error)
@@ -155,10 +185,18 @@ class Engine:
     def _end(self, reason: str) -> None:
         with self._changed:
             self._closing = True
+        self._fail(reason)
+
+    def _fail(self, reason: str) -> None:
+        with self._changed:
             left = self._schedule.clear()
-        for one in left:
-            one.release()
-            one.fail(GenerationError(reason))
+        while left:
+            try:
+                left[-1].release()
+                left[-1].fail(GenerationError(reason))
+                left.pop()
+            except MemoryError:
+                sleep(0.05)
 
     def _next(self) -> list[Generation] | None:
         """Wait for work: who runs now, first come first; None when the engine is to end."""

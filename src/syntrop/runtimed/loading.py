@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import mmap
 import os
+from _thread import allocate_lock, start_new_thread
 from typing import TYPE_CHECKING, NamedTuple
 
 from syntrop.common import gguf
@@ -18,7 +19,7 @@ from syntrop.runtimed.chat_template import ChatTemplate, TemplateError
 from syntrop.runtimed.model.errors import ModelError, NoMemory
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Generator, Mapping
     from typing import Any
 
     from syntrop.runtimed.model.bert import EncoderModel
@@ -256,23 +257,32 @@ class _Words:
     """Vocabulary and template, made in a thread of their own by `make`, which gives the template's source too."""
 
     def __init__(self, make: Callable[[], tuple[Tokenizer, object]]) -> None:
-        from threading import Thread
-
         self.template: ChatTemplate | None = None
         self.template_error = "the model has no chat template"
         self._source = make
         self._tokenizer: Tokenizer | None = None
         self._error: tokenizers.TokenizerError | ModelError | None = None
-        self._thread: Thread | None = Thread(target=self._make, name="vocabulary")
+        self._no_memory = NoMemory("vocabulary", "the system has no memory for it")
+        self._made = allocate_lock()
+        self._made.acquire()
         try:
-            self._thread.start()
+            start_new_thread(any, (self._thread(),))
         except RuntimeError:  # no memory for its stack: one after the other, then
-            self._thread = None
-            self._make()
+            any(self._thread())
 
     def join(self) -> None:
-        if self._thread is not None:
-            self._thread.join()
+        with self._made:
+            pass
+
+    def _thread(self) -> Generator[None]:
+        """The body of the thread: a generator has its frame where there is no memory for one (common/loop.py)."""
+        try:
+            self._make()
+        except MemoryError:
+            self._error = self._no_memory
+        finally:
+            self._made.release()
+        yield
 
     def tokenizer(self) -> Tokenizer:
         """Raises TokenizerError."""
@@ -285,9 +295,6 @@ class _Words:
             tokenizer, source = self._source()
         except (tokenizers.TokenizerError, ModelError) as error:
             self._error = error
-            return
-        except MemoryError:
-            self._error = NoMemory("vocabulary", "the system has no memory for it")
             return
         self._tokenizer = tokenizer
         if isinstance(source, str):

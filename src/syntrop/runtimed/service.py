@@ -210,11 +210,11 @@ class Runtime1:
         given = "prompt" if chat is None else "messages"
         try:
             if chat is None:
-                tokens = await loop.thread(text_tokens, loaded.tokenizer, prompt or "", context)
+                tokens = await _thread(text_tokens, loaded.tokenizer, prompt or "", context)
             elif loaded.template is None:
                 raise invalid("messages", f"{loaded.template_error}: give a prompt in their place")
             else:
-                tokens, thinking = await loop.thread(
+                tokens, thinking = await _thread(
                     chat_prompt,
                     loaded.tokenizer,
                     loaded.template,
@@ -295,7 +295,7 @@ class Runtime1:
         if least > context:
             raise parameters.context_exceeded(least, context)
         try:
-            shared, paths = await loop.thread(decide.continuations, loaded.tokenizer, prompt, texts)
+            shared, paths = await _thread(decide.continuations, loaded.tokenizer, prompt, texts)
         except decide.Unscorable as error:
             raise invalid(f"candidates[{error.index}].token", str(error)) from None
         tokens = len(shared) + max(map(len, paths))
@@ -330,7 +330,7 @@ class Runtime1:
             if len(inputs) * loaded.model.dimensions > _NUMBERS_MAX:
                 most = _NUMBERS_MAX // loaded.model.dimensions
                 raise invalid(given, f"{len(inputs)}, at most {most} in one call")
-            read = await loop.thread(_to_embed, loaded, given, inputs)
+            read = await _thread(_to_embed, loaded, given, inputs)
             vectors = await self._embed(loaded, read, how, adapter)
         result: dict[str, Any] = {"embedding": vectors[0], "prompt_tokens": sum(map(len, read))}
         if given != "text":
@@ -353,6 +353,8 @@ class Runtime1:
             raise overloaded(str(error)) from None
         except ModelError as error:
             raise self._failed(str(error)) from None
+        except MemoryError:
+            raise _no_memory() from None
         # As many digits as a 32-bit float has: the reply is half as long.
         return [[round(number, 9) for number in vector] for vector in vectors]
 
@@ -457,6 +459,18 @@ def _warm_templates() -> None:
 
     if not chat_template.is_warm():
         loop.thread(chat_template.warm)
+
+
+async def _thread(function: Callable[..., T], *arguments: Any) -> T:
+    """As loop.thread; the system's refusal in the interface's terms."""
+    try:
+        return await loop.thread(function, *arguments)
+    except MemoryError:
+        raise _no_memory() from None
+
+
+def _no_memory() -> VarlinkError:
+    return failed("memory ran out: the system gives no more")
 
 
 async def _found(name: str, work: Coroutine[Any, Any, T]) -> T:

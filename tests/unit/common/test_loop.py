@@ -8,9 +8,13 @@ import gc
 import os
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
+import weakref
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -394,6 +398,71 @@ def test_a_thread_that_cannot_start_is_an_error_and_no_loss(monkeypatch: pytest.
         assert await loop.thread(int, "7") == 7
 
     loop.run(main())
+
+
+def test_a_thread_without_memory_for_a_frame_is_an_error_and_no_loss() -> None:
+    """In a process of its own, whose memory ends where it stands."""
+    script = """
+import os, resource
+from syntrop.common import loop
+
+async def main():
+    await loop.thread(int)
+    while len(os.listdir("/proc/self/task")) > 1:  # its stack stays for the next one
+        await loop.sleep(0.001)
+    size = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+    for more in (0, 4096, 16384, 65536):
+        resource.setrlimit(resource.RLIMIT_AS, (size + more, -1))
+        for _ in range(10):
+            try:
+                with loop.deadline(20):
+                    assert await loop.thread(len, "seven") == 5
+            except MemoryError:
+                pass
+    resource.setrlimit(resource.RLIMIT_AS, (-1, -1))
+    assert await loop.thread(len, "seven") == 5
+
+loop.run(main())
+"""
+    environment = {**os.environ, "PYTHONPATH": str(Path(loop.__file__).parents[2])}
+    done = subprocess.run(
+        [sys.executable, "-c", script], timeout=60, capture_output=True, text=True, check=False, env=environment
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_an_error_keeps_nothing_alive() -> None:
+    """Neither of a thread's work nor of a task, without the collector's help."""
+
+    class Large:
+        pass
+
+    left: list[weakref.ref[Large]] = []
+
+    def refuse(large: Large) -> None:
+        raise LookupError
+
+    async def work() -> None:
+        large = Large()
+        left.append(weakref.ref(large))
+        await loop.thread(refuse, large)
+
+    async def main() -> None:
+        for ask in (work, lambda: loop.spawn(work()), lambda: loop.spawn(work(), eager=True)):
+            with pytest.raises(LookupError) as caught:
+                await ask()
+            del caught
+            with loop.deadline(20):  # the thread lets go after it has told
+                while left[-1]() is not None:
+                    await loop.sleep(0.001)
+
+    gc.collect()
+    gc.disable()
+    try:
+        loop.run(main())
+        assert len(left) == 3
+    finally:
+        gc.enable()
 
 
 def test_threadsafe_wakes_a_sleeping_loop() -> None:

@@ -359,6 +359,22 @@ def test_a_fault_of_ours_fails_everything_and_lets_nothing_in(capfd: pytest.Capt
     assert "KeyError" in capfd.readouterr().err
 
 
+def test_memory_that_ran_out_between_steps_fails_what_runs_and_no_more() -> None:
+    async def body(engine: Engine) -> None:
+        model = FakeModel(script("xyz"))
+        model.refuse = lambda _sequences: MemoryError()
+        both = [engine.submit(Runnable(model), PROMPT, Sampling(), max_tokens=3) for _ in range(2)]
+        for generation in both:
+            with pytest.raises(GenerationError, match="memory ran out"):
+                await read(generation)
+        model.refuse = lambda _sequences: None
+        _, result = await read(engine.submit(Runnable(model), PROMPT, Sampling(), max_tokens=3))
+        assert result.text == "xyz"
+        assert engine.active == 0
+
+    run(body)
+
+
 def test_closing_fails_what_runs() -> None:
     async def body(engine: Engine) -> None:
         model = FakeModel(script("x" * 900))

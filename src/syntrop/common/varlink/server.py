@@ -322,7 +322,8 @@ class Connection:
             task = loop.spawn(self._run(call, function, parameters), call.method, eager=True)
             await self._attend(task)
         except VarlinkError as raised:
-            error = raised
+            # Its traceback has this frame: a ring that would keep the request until the collector comes.
+            error = raised.with_traceback(None)
         finally:
             if call is not None:
                 call.close()

@@ -22,6 +22,11 @@ static inline vf load_half(const uint16_t *p)
     return (vf)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p));
 }
 
+static inline vf load_codes(const int8_t *p)
+{
+    return (vf)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p)));
+}
+
 static inline void store_half(uint16_t *p, vf v)
 {
     _mm_storeu_si128((__m128i *)p,

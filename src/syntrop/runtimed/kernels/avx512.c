@@ -23,6 +23,11 @@ static inline vf load_half(const uint16_t *p)
     return (vf)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p));
 }
 
+static inline vf load_codes(const int8_t *p)
+{
+    return (vf)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p)));
+}
+
 static inline void store_half(uint16_t *p, vf v)
 {
     _mm256_storeu_si256((__m256i *)p,

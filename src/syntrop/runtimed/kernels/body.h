@@ -4,6 +4,7 @@
  *   VL                    floats in a register (4, 8, 16), and LEVEL(name), its suffix;
  *   vf, vi                VL floats, VL int32;
  *   load_half, store_half conversion of VL halves (round to nearest even);
+ *   load_codes            VL bytes with a sign as floats;
  *   larger, narrow        the maximum of two registers; VL small int32 to bytes in memory;
  *   sum, largest, sum_int over the lanes of a register;
  *   QK_ROWS, PV_ROWS, PV_VECS  the register tile of attention;
@@ -18,8 +19,6 @@
 typedef vf vf_any __attribute__((aligned(4), may_alias));
 typedef uint16_t vh __attribute__((vector_size(2 * VL)));
 typedef vh vh_any __attribute__((aligned(2), may_alias));
-typedef int8_t vb __attribute__((vector_size(VL)));
-typedef vb vb_any __attribute__((aligned(1), may_alias));
 typedef uint32_t vu __attribute__((vector_size(4 * VL)));
 
 INLINE vf load(const float *p) { return *(const vf_any *)p; }
@@ -262,39 +261,46 @@ static void body_store_kv(uint8_t *keys, uint8_t *values, int32_t slot, const fl
 INLINE vf load_kv(const uint8_t *base, int32_t at, const int type)
 {
     if (type == SY_KV_Q8)
-        return __builtin_convertvector(__builtin_convertvector(*(const vb_any *)((const int8_t *)base + at), vi), vf);
+        return load_codes((const int8_t *)base + at);
     return type == SY_KV_F32 ? load((const float *)base + at) : load_half((const uint16_t *)base + at);
 }
 
 INLINE void scores(const float *q, const uint8_t *keys, int32_t head_dim, int32_t head_pad, float *s,
                    const int rows, const int type)
 {
+    const uint16_t *scales = (const uint16_t *)(keys + head_pad * SY_BLOCK); /* Q8 */
     for (int c = 0; c < SY_BLOCK; c += VL) {
-        vf acc[QK_ROWS], part[QK_ROWS];
+        vf acc[QK_ROWS];
         for (int r = 0; r < rows; r++)
-            acc[r] = part[r] = splat(0);
-        for (int32_t d = 0; d < head_dim;) {
-            int32_t end = type == SY_KV_Q8 && d + KEY_RUN < head_dim ? d + KEY_RUN : head_dim, first = d;
-            for (; d < end; d++) {
+            acc[r] = splat(0);
+        if (type == SY_KV_Q8) {
+            for (int32_t d = 0; d < head_dim; d += KEY_RUN) { /* beyond head_dim, both sides are zero */
+                vf part[QK_ROWS], scale = load_half(scales + d / KEY_RUN * SY_BLOCK + c);
+                for (int r = 0; r < rows; r++)
+                    part[r] = splat(0);
+                for (int i = 0; i < KEY_RUN; i++) {
+                    vf k = load_kv(keys, (d + i) * SY_BLOCK + c, type);
+                    for (int r = 0; r < rows; r++)
+                        part[r] += k * q[(d + i) * ATTEND_ROWS + r];
+                }
+                for (int r = 0; r < rows; r++)
+                    acc[r] += part[r] * scale;
+            }
+        } else {
+            for (int32_t d = 0; d < head_dim; d++) {
                 vf k = load_kv(keys, d * SY_BLOCK + c, type);
                 for (int r = 0; r < rows; r++)
-                    part[r] += k * q[d * ATTEND_ROWS + r];
-            }
-            if (type != SY_KV_Q8)
-                break;
-            vf scale = load_half((const uint16_t *)(keys + head_pad * SY_BLOCK) + first / KEY_RUN * SY_BLOCK + c);
-            for (int r = 0; r < rows; r++) {
-                acc[r] += part[r] * scale;
-                part[r] = splat(0);
+                    acc[r] += k * q[d * ATTEND_ROWS + r];
             }
         }
         for (int r = 0; r < rows; r++)
-            store(s + r * CHUNK + c, type == SY_KV_Q8 ? acc[r] : part[r]);
+            store(s + r * CHUNK + c, acc[r]);
     }
 }
 
-INLINE void blend(const float *s, const uint8_t *const *values, int32_t first, int32_t tokens, int32_t head_pad,
-                  int32_t d0, float *o, const int vecs, const int type)
+/* scales: of the values of each block, MAX_HEAD apart. */
+INLINE void blend(const float *s, const uint8_t *const *values, const float *scales, int32_t first, int32_t tokens,
+                  int32_t head_pad, int32_t d0, float *o, const int vecs, const int type)
 {
     vf acc[PV_ROWS][PV_VECS];
     for (int r = 0; r < PV_ROWS; r++)
@@ -307,9 +313,9 @@ INLINE void blend(const float *s, const uint8_t *const *values, int32_t first, i
         for (int j = 0; j < vecs; j++)
             row[j] = load_kv(v, at + j * VL, type);
         if (type == SY_KV_Q8) {
-            const uint16_t *scale = (const uint16_t *)(v + head_pad * SY_BLOCK);
+            const float *scale = scales + t / SY_BLOCK * MAX_HEAD;
             for (int j = 0; j < vecs; j++)
-                row[j] *= sy_half_to_float(scale[(at + j * VL) / VALUE_RUN]);
+                row[j] *= scale[(at + j * VL) / VALUE_RUN];
         }
         for (int r = 0; r < PV_ROWS; r++)
             for (int j = 0; j < vecs; j++)
@@ -325,6 +331,7 @@ INLINE void attend_typed(const sy_attend *a, const int type)
     float q[MAX_HEAD * ATTEND_ROWS] __attribute__((aligned(64)));
     float s[ATTEND_ROWS * CHUNK] __attribute__((aligned(64)));
     float o[ATTEND_ROWS * MAX_HEAD] __attribute__((aligned(64)));
+    float scales[type == SY_KV_Q8 ? CHUNK / SY_BLOCK * MAX_HEAD : 1] __attribute__((aligned(64)));
     float top[ATTEND_ROWS], total[ATTEND_ROWS];
     int32_t rows = a->tokens * a->heads, padded = (rows + QK_ROWS / 2 - 1) / (QK_ROWS / 2) * (QK_ROWS / 2);
     int32_t length = a->first + a->tokens;
@@ -337,10 +344,9 @@ INLINE void attend_typed(const sy_attend *a, const int type)
             const float *from = a->q + (size_t)(r / a->heads) * a->q_stride + (r % a->heads) * a->head_dim;
             for (int32_t d = 0; d < a->head_dim; d++)
                 q[d * ATTEND_ROWS + r] = from[d] * a->scale;
-        } else {
-            for (int32_t d = 0; d < a->head_dim; d++)
-                q[d * ATTEND_ROWS + r] = 0;
         }
+        for (int32_t d = r < rows ? a->head_dim : 0; d < a->head_pad; d++)
+            q[d * ATTEND_ROWS + r] = 0;
         top[r] = -__builtin_inff();
         total[r] = 0;
         memset(o + r * MAX_HEAD, 0, (size_t)a->head_pad * 4);
@@ -353,6 +359,10 @@ INLINE void attend_typed(const sy_attend *a, const int type)
         for (int32_t b = skip; b < blocks; b++) {
             const uint8_t *block = a->blocks[a->table[start / SY_BLOCK + b]];
             values[b] = block + a->value;
+            /* head_pad × 16 codes in runs of 16 have head_pad scales. */
+            for (int32_t i = 0; type == SY_KV_Q8 && i < a->head_pad; i += VL)
+                store(scales + b * MAX_HEAD + i,
+                      load_half((const uint16_t *)(values[b] + a->head_pad * SY_BLOCK) + i));
             int32_t r = 0;
             for (; r + QK_ROWS <= padded; r += QK_ROWS)
                 scores(q + r, block + a->key, a->head_dim, a->head_pad, s + r * CHUNK + b * SY_BLOCK, QK_ROWS,
@@ -397,9 +407,10 @@ INLINE void attend_typed(const sy_attend *a, const int type)
         for (int32_t r = 0; r < padded; r += PV_ROWS) {
             int32_t d = 0;
             for (; d + PV_VECS * VL <= a->head_pad; d += PV_VECS * VL)
-                blend(s + r * CHUNK, values, skip * SY_BLOCK, count, a->head_pad, d, o + r * MAX_HEAD, PV_VECS, type);
+                blend(s + r * CHUNK, values, scales, skip * SY_BLOCK, count, a->head_pad, d, o + r * MAX_HEAD,
+                      PV_VECS, type);
             for (; d < a->head_pad; d += VL)
-                blend(s + r * CHUNK, values, skip * SY_BLOCK, count, a->head_pad, d, o + r * MAX_HEAD, 1, type);
+                blend(s + r * CHUNK, values, scales, skip * SY_BLOCK, count, a->head_pad, d, o + r * MAX_HEAD, 1, type);
         }
     }
 

@@ -31,7 +31,7 @@
 #define ACT_SHIFT 7 /* bits of the low plane, sign included */
 #define ACT_MAX 16319 /* the largest code whose planes are -127..127 and -64..63 */
 #define KEY_RUN 8 /* dimensions of Q8 keys that share a scale: few, since in some models a few dwarf the others */
-#define VALUE_RUN 16 /* and of values */
+#define VALUE_RUN SY_BLOCK /* and of values: a block's scales are as many as a head has dimensions */
 #define MAX_HEAD 256 /* widest head: bounds the stack of attention */
 #define MAX_THREADS 256
 

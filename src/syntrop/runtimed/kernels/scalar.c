@@ -19,6 +19,14 @@ static inline vf load_half(const uint16_t *p)
     return v;
 }
 
+static inline vf load_codes(const int8_t *p)
+{
+    vf v;
+    for (int i = 0; i < VL; i++)
+        v[i] = p[i];
+    return v;
+}
+
 static inline void store_half(uint16_t *p, vf v)
 {
     for (int i = 0; i < VL; i++)
