@@ -148,9 +148,9 @@ def test_a_model_that_is_replaced_goes_on_until_its_name_is_looked_at(
 ) -> None:
     suite = suites()
     before = generate(suite)["text"]
-    digest = runtimed.Client(suite.endpoint(runtimed.STORE)).call(
-        f"{runtimed.STORE}.Inspect", id=MODEL
-    )["info"]["digest"]
+    digest = runtimed.Client(suite.endpoint(runtimed.STORE)).call(f"{runtimed.STORE}.Inspect", id=MODEL)["info"][
+        "digest"
+    ]
     with suite.runtime() as client:
         how = {"model": MODEL, "prompt": "abc", "max_tokens": 2000, "temperature": 1.0, "seed": 3}
         stream = client.stream(f"{RUNTIME}.Generate", **how)

@@ -151,9 +151,7 @@ def warm() -> None:
     _ = syntrop
 
 
-def load(
-    fd: int, size: int, *, name: str, digest: str, how: How
-) -> Loaded:
+def load(fd: int, size: int, *, name: str, digest: str, how: How) -> Loaded:
     """Load the GGUF file behind `fd`, which is closed. Raises LoadError."""
     with _mapped(fd, size, name) as mapping:
         if mapping[:4] != gguf.MAGIC and mapping[8:9] == b"{":
