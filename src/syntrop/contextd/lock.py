@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import _thread
-import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -12,32 +11,41 @@ if TYPE_CHECKING:
 
 
 class Lock:
-    """`with lock.urgent:` for a caller that waits, `with lock.patient:` for work in the background."""
+    """`with lock.urgent:` for a caller that waits, `with lock.patient:` for work in the background.
+
+    Who waits for the lock holds the gate before it, so nobody overtakes a caller that is there already; and of the
+    patient only one at a time comes to the gate, so a caller waits for one of them at most.
+    """
 
     def __init__(self) -> None:
-        self._lock = _thread.allocate_lock()
-        self._waiting = 0
+        self.held = _thread.allocate_lock()
+        self.gate = _thread.allocate_lock()
+        self.patience = _thread.allocate_lock()
         self.urgent = _Urgent(self)
         self.patient = _Patient(self)
 
 
 class _Urgent:
     def __init__(self, lock: Lock) -> None:
-        self._owner = lock
+        self._lock = lock
 
     def __enter__(self) -> None:
-        self._owner._waiting += 1
-        self._owner._lock.acquire()
-        self._owner._waiting -= 1
+        with self._lock.gate:
+            self._lock.held.acquire()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._owner._lock.release()
+        self._lock.held.release()
 
 
 class _Patient(_Urgent):
     def __enter__(self) -> None:
-        while self._owner._waiting:
-            time.sleep(0.001)
-        self._owner._lock.acquire()
+        self._lock.patience.acquire()
+        super().__enter__()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        super().__exit__(kind, error, trace)
+        self._lock.patience.release()

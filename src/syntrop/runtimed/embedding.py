@@ -106,7 +106,7 @@ class Embedder:
 
         try:
             rows = await loop.thread(first.model.embed, texts, *first.how, wanted)
-        except Exception as error:
+        except Exception as error:  # the callers of this batch get it, each in its own call
             for job in jobs:
                 job.error = error
                 self._end(job)
