@@ -61,6 +61,13 @@ def test_exposure(layers: list[Path], name: str, unit: str, before: str, gate: f
     assert not missing, {line: open_lines[line] for line in missing}
 
 
+def test_toold_as_the_oldest_release_judges_it(roots: dict[str, Roots]) -> None:
+    """It is the nearest to its gate, and 252 knows less of what follows from what."""
+    gate = next(daemon.gate for daemon in DAEMONS if daemon.name == "toold")
+    exposure, _ = analyze(roots["bookworm"].layers(), "toold.service", "")
+    assert exposure <= gate
+
+
 def test_every_unit_is_well_formed(layers: list[Path]) -> None:
     done = run_in_layers(
         layers,

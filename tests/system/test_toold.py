@@ -279,7 +279,7 @@ import glob, sys
 sys.path[:0] = glob.glob("/usr/lib/syntrop/lib/python3.*/site-packages")
 from syntrop.toold import audit
 for entry in audit.read(sys.argv[1]):
-    print(entry["event"], entry["hash"], entry.get("uid"))
+    print(entry["event"], entry["hash"], entry.get("uid"), *(entry.get("layers") or ()))
 """
 
 
@@ -361,7 +361,8 @@ argv = ["/usr/bin/python3.13", "-I", "-S", "-c", orphan]
 command = runner.Command(argv, timeout=60, processes=True, reads=("/usr",))
 without_filter = confinement.ALL_LAYERS & ~confinement.SECCOMP  # which has no setsid(2)
 for groups, expected in ((own.folder, 0), (None, 1)):
-    runner.run(command, layers=without_filter, groups=groups)
+    # Nor with a namespace of processes, whose end is the end of all in it.
+    runner.run(command, layers=without_filter, groups=groups, namespaces="never")
     deadline = time.monotonic() + 30
     while len(left := others()) > expected and time.monotonic() < deadline:  # killed, and gone in a moment
         time.sleep(0.02)
@@ -375,6 +376,89 @@ def test_a_control_group_finds_what_has_left_its_session(host: Machine) -> None:
     """Without the filter a command can leave its session: the group gets it all the same."""
     run = "systemd-run --quiet --wait --pipe --property=Delegate=yes /usr/lib/syntrop/bin/python3 -I -"
     assert host.run(run, input=ORPHAN).stdout.split() == ["0", "1"]
+
+
+KINDS = ["user", "mnt", "pid", "net", "ipc", "uts"]
+SPY = """
+import glob, json, os, sys, time
+kinds, program = json.loads(sys.argv[1]), sys.argv[2]
+group = "/sys/fs/cgroup/syntrop.slice/toold.service"
+
+def read(path):
+    with open(path) as file:
+        return file.read()
+
+def spaces(pid):
+    return {kind: os.readlink(f"/proc/{pid}/ns/{kind}") for kind in kinds}
+
+deadline = time.monotonic() + 60
+print("looking", flush=True)
+while time.monotonic() < deadline:
+    time.sleep(0.001)
+    for procs in glob.glob(f"{group}/tools/run-*/cgroup.procs"):
+        try:
+            for pid in map(int, read(procs).split()):
+                if read(f"/proc/{pid}/comm").strip() == program:
+                    [daemon] = map(int, read(f"{group}/daemon/cgroup.procs").split())
+                    print(json.dumps({"tool": spaces(pid), "daemon": spaces(daemon), "host": spaces(1)}))
+                    sys.exit()
+        except OSError:
+            continue
+"""
+COMMANDS = {
+    "journalctl": ("journal_slice", "1000"),
+    "systemd-analyze": ("unit_verify",),
+    "ss": ("net_listeners",),
+    "df": ("disk_usage",),
+}
+
+
+def spied(machine: Machine, program: str) -> tuple[dict[str, dict[str, str]], list[str]]:
+    """Namespaces of a command while it runs, of toold and of PID 1; and which layers toold says that it had."""
+    name, *args = COMMANDS[program]
+    unit = "victim.service" if name == "unit_verify" else None
+    with machine.start_python(SPY, json.dumps(KINDS), program) as spy:
+        assert spy.stdout is not None
+        assert spy.stdout.readline() == "looking\n"
+        while spy.poll() is None:  # one may be over before it was seen
+            layers = execute(machine, name, *args, unit=unit)["result"]["sandbox"]
+        return json.loads(spy.stdout.read()), layers
+
+
+@pytest.mark.parametrize("program", COMMANDS)
+def test_a_command_has_namespaces_of_its_own(host: Machine, program: str) -> None:
+    """Under the unit as it is shipped, by what the kernel says of the command while it runs."""
+    found, layers = spied(host, program)
+    for kind in KINDS:
+        assert found["tool"][kind] not in (found["daemon"][kind], found["host"][kind]), kind
+    assert layers == [*KINDS, "cgroup"]
+    told = host.run_python(CHECK_CHAIN, STATE).splitlines()[-1]
+    assert told.endswith(" ".join(layers))
+
+
+def test_without_namespaces_nothing_runs_unless_a_setting_lets_go_of_them(host: Machine) -> None:
+    forbids = "/run/systemd/system/toold.service.d/forbids.conf"
+    host.write(forbids, "[Service]\nRestrictNamespaces=\nRestrictNamespaces=yes\n")
+    host.run("systemctl daemon-reload && systemctl restart toold.service")
+    reply = call(host, "helper", "ExecuteTool", name="disk_usage", args=[])
+    assert reply["error"] == TOOL1 + "ExecutionFailed"
+    assert "no user namespace of its own" in reply["parameters"]["reason"]
+    kept = host.path("/etc/syntrop/toold.toml").read_text()
+    host.write("/etc/syntrop/toold.toml", f'{kept}[sandbox]\nnamespaces = "auto"\n')
+    host.run("systemctl restart toold.service")
+    found, layers = spied(host, "journalctl")
+    assert found["tool"] == found["daemon"]
+    assert layers == ["cgroup"]
+    host.write("/etc/syntrop/toold.toml", kept)
+    host.run(f"rm {forbids} && systemctl daemon-reload && systemctl restart toold.service")
+
+
+def test_what_listens_on_the_machine_is_shown_to_who_has_no_network(host: Machine) -> None:
+    """toold and its command have none; port 32768 is the suite's own."""
+    assert host.property("toold.service", "PrivateNetwork") == "yes"
+    shown = execute(host, "net_listeners", "tcp")["result"]
+    assert "127.0.0.1:32768" in shown["stdout"], shown
+    assert "[::1]:32768" in shown["stdout"], shown
 
 
 def test_syntropctl(host: Machine) -> None:

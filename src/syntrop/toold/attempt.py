@@ -195,7 +195,8 @@ class Attempt:
         assert command is not None, wanted.tool.name
         cancel = runner.Cancel()
         groups, views = await self._state.group(), self._state.views()
-        run = loop.thread(lambda: runner.run(command, cancel=cancel, groups=groups, views=views))
+        wants = self._state.daemon.settings.namespaces
+        run = loop.thread(lambda: runner.run(command, cancel=cancel, groups=groups, views=views, namespaces=wants))
         run.when_done(lambda _run: cancel.close())
         try:
             outcome = await run
@@ -207,11 +208,12 @@ class Attempt:
             await self._failed(str(error))
         if outcome.timed_out:
             await self._timed_out(wanted)
-        await self._note_look(outcome.exit_code)
+        await self._note_look(outcome.exit_code, outcome.layers())
         stderr = outcome.stderr.decode("utf-8", "replace")
         if outcome.truncated:
             stderr += f"\n[ended: more than {runner.OUTPUT_MAX} bytes of output]\n"
-        return self._result(outcome.exit_code, outcome.stdout.decode("utf-8", "replace"), stderr)
+        shown = outcome.stdout.decode("utf-8", "replace")
+        return {**self._result(outcome.exit_code, shown, stderr), "sandbox": outcome.layers()}
 
     async def change(self, wanted: ToolCall) -> dict[str, Any]:
         """Run a tool that changes something, alone."""
@@ -306,10 +308,10 @@ class Attempt:
             except OSError as error:
                 journal.warning(f"Old rollback records could not be removed: {error}")
 
-    async def _note_look(self, exit_code: int) -> None:
+    async def _note_look(self, exit_code: int, layers: list[str] | None = None) -> None:
         from syntrop.toold import events
 
-        fields = {"exit_code": exit_code, "duration_ms": self._elapsed()}
+        fields = {"exit_code": exit_code, "duration_ms": self._elapsed(), "layers": layers}
         await self._note("look", self.what, events.TOOL_RUN, fields, sync=False, priority=journal.INFO)
 
     async def _note_refusal(self, reason: str) -> None:

@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The safe tools that are programs of the system: a call's command line, and what it may read. Pure.
+"""The safe tools that are programs of the system: a call's command line, and what it may read.
 
 Nothing of it goes through a shell, and in the sandbox there is none to go through.
 """
 
 from __future__ import annotations
 
-from syntrop.toold.filter import AF_NETLINK
+import os
+
+from syntrop.common import paths
 from syntrop.toold.runner import Command
 
 TYPE_CHECKING = False
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
 # What every program of systemd looks at. /proc/self is the child's own: rules are bound before it executes.
 _SELF = ("/proc/self", "/proc/sys/kernel", "/proc/filesystems", "/proc/cmdline", "/proc/stat", "/proc/meminfo")
 _JOURNAL = (*_SELF, "/var/log/journal", "/run/log/journal", "/etc/machine-id", "/etc/systemd/journald.conf")
+_TABLES = ("tcp", "tcp6", "udp", "udp6")
 _NAMES = ("/etc/passwd", "/etc/group", "/etc/nsswitch.conf")
 _COREDUMP = "fc2e22bc6ee647b6b90729ab34a250b1"  # MESSAGE_ID of systemd-coredump's entries
 _COREDUMP_FIELDS = (
@@ -82,12 +85,13 @@ def _net_listeners(call: Call) -> Command:
     kinds = {"tcp": "--tcp", "udp": "--udp"}
     only = call.text("protocol")
     argv = ["ss", "--no-header", "--listening", "--numeric", *([kinds[only]] if only else kinds.values())]
-    # It can ask the kernel what listens, and nobody else anything.
+    # It has no sockets, and a network of its own, in which nothing listens: it reads the kernel's tables of ours.
+    tables = _network_tables()
     return Command(
         argv,
         timeout=call.tool.timeout_ms / 1000,
-        reads=("/proc/self", "/proc/net", "/proc/sys/net", "/etc/iproute2", "/usr/share/iproute2"),
-        families=(AF_NETLINK,),
+        reads=("/proc/self", tables, "/proc/sys/net", "/etc/iproute2", "/usr/share/iproute2"),
+        environment={f"PROC_NET_{name.upper()}": f"{tables}/{name}" for name in _TABLES},
     )
 
 
@@ -97,6 +101,12 @@ def _disk_usage(call: Call) -> Command:
     if path:
         argv += ["--", path]
     return Command(argv, timeout=call.tool.timeout_ms / 1000, reads=("/proc/self",), mounts=True)
+
+
+def _network_tables() -> str:
+    """Folder of the machine's tables of sockets: the unit, which gives toold no network, puts PID 1's there."""
+    given = paths.run("syntrop", "net")
+    return given if os.access(os.path.join(given, "tcp"), os.R_OK) else f"/proc/{os.getpid()}/net"
 
 
 _BUILDERS: dict[str, Callable[[Call], Command]] = {

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a confined process or thread may reach, and starting one. Fail-closed: a layer that is missing is an error.
 
-The layers, all needed: closed descriptors, a session of its own that dies with us, resource limits, no
-capabilities, no-new-privileges, Landlock (`LANDLOCK_MIN` or newer) and our system call filter. Wanted, and used
-where the machine allows them: private namespaces, a view of the declared files only (see `view`), and a control
-group (see `runner`).
+The layers, all needed: closed descriptors, namespaces of its own (unless a setting lets go of them), a session of
+its own that dies with us, resource limits, no capabilities, no-new-privileges, Landlock (`LANDLOCK_MIN` or newer)
+and our system call filter. Wanted, and used where the machine allows them: a view of the declared files only (see
+`view`), and a control group (see `runner`).
 
 Landlock 2 (Linux 5.19) is enough because the filter closes what later versions cover: it has no truncate(2), no
 Internet or Unix sockets, no signals to others, no ioctl(2) on devices. Newer versions are used where they are.
@@ -34,8 +34,16 @@ _NET_BOTH, _SCOPE_BOTH = 3, 3  # TCP bind and connect; abstract Unix sockets and
 FDS, LIMITS, CAPS, NNP, LANDLOCK, SECCOMP, SESSION = 1, 2, 4, 8, 16, 32, 64
 ALL_LAYERS = FDS | LIMITS | CAPS | NNP | LANDLOCK | SECCOMP | SESSION
 
-_NEWUSER, _NEWIPC, _NEWUTS, _NEWNS = 0x10000000, 0x08000000, 0x04000000, 0x00020000
-_NAMES = {_NEWUSER: "user", _NEWIPC: "ipc", _NEWUTS: "uts", _NEWNS: "mnt"}
+ALWAYS, AUTO, NEVER = "always", "auto", "never"  # whether there have to be namespaces
+# CLONE_NEW… of linux/sched.h, and what /proc/PID/ns calls them.
+NAMESPACES = {
+    "user": 0x10000000,
+    "mnt": 0x00020000,
+    "pid": 0x20000000,
+    "net": 0x40000000,
+    "ipc": 0x08000000,
+    "uts": 0x04000000,
+}
 _STAGES = (
     "",
     "pipe",
@@ -53,6 +61,7 @@ _STAGES = (
     "exec",
     "private /tmp",
     "view",
+    "namespace",
 )
 
 
@@ -129,21 +138,20 @@ def start(
     limits: Limits,
     out: int,
     err: int,
-    families: Sequence[int] = (),
     files: bool = False,
     processes: bool = False,
     group: int = -1,
     scratch: str | None = None,
     view: Sequence[int] = (),
     layers: int = ALL_LAYERS,
-    namespaces: bool = True,
+    namespaces: str = ALWAYS,
 ) -> tuple[int, tuple[str, ...]]:
     """Start a program in the sandbox: its pid, and the namespaces it has for itself. Blocks until it runs.
 
     `out` and `err` stay the caller's. `group` is a descriptor of the folder of a control group, `scratch` a folder
     that is to be its /tmp, `view` namespaces that it enters (see `view`). The rules say what it may reach; what it
-    takes to run it at all is added. Only tests leave out layers or namespaces. Raises SandboxError and OSError;
-    then nothing runs.
+    takes to run it at all is added. `namespaces`: `always` or it does not run, `auto` those that can be had,
+    `never`. Only tests leave out layers. Raises SandboxError and OSError; then nothing runs.
     """
     library = _library()
     ffi, lib = library.ffi, library.lib
@@ -154,9 +162,9 @@ def start(
     spec.argv = _array(ffi, kept, argv)
     spec.envp = _array(ffi, kept, [f"{name}={value}" for name, value in environment.items()])
     spec.out, spec.err, spec.cgroup, spec.layers = out, err, group, layers
-    if namespaces:
-        # None of the network: it takes milliseconds to make, and nothing from who may not open a socket.
-        spec.namespaces = _NEWUSER | _NEWIPC | _NEWUTS | _NEWNS
+    if namespaces != NEVER:
+        spec.namespaces = sum(NAMESPACES.values())
+        spec.required = spec.namespaces if namespaces == ALWAYS else 0
     spec.view = [*view, *[-1] * (3 - len(view))]
     if scratch is not None:
         spec.scratch = _text(ffi, kept, scratch)
@@ -170,7 +178,7 @@ def start(
         limit_array[index].value = value
     spec.limits, spec.limit_count = limit_array, len(pairs)
     try:
-        code = bpf.build(os.uname().machine, families=families, files=files, processes=processes)
+        code = bpf.build(os.uname().machine, files=files, processes=processes)
     except bpf.Unsupported as error:
         raise SandboxError(str(error)) from None
     buffer = ffi.new("char[]", code)
@@ -179,7 +187,7 @@ def start(
     pid = int(lib.syn_start(spec, fault, entered))
     if pid < 0:
         raise _error(fault, argv[0], rules)
-    return pid, tuple(name for flag, name in _NAMES.items() if entered[0] & flag)
+    return pid, tuple(name for name, flag in NAMESPACES.items() if entered[0] & flag)
 
 
 def confine_thread(rules: Sequence[Rule]) -> None:
@@ -208,6 +216,13 @@ def _error(fault: Any, what: str, rules: Sequence[Rule]) -> SandboxError:
     stage = _STAGES[fault.stage]
     if stage == "Landlock rule" and fault.index < len(rules):
         stage += f" for {rules[fault.index].path}"
+    if stage == "namespace":
+        name = next(name for name, flag in NAMESPACES.items() if flag == fault.index)
+        why = os.strerror(fault.number)
+        return SandboxError(
+            f"{what} was not run: it could have no {name} namespace of its own ({why}); "
+            'toold.toml takes `namespaces = "auto"` in [sandbox] to run without'
+        )
     return SandboxError(f"{what} was not run: {stage}: {os.strerror(fault.number)}")
 
 

@@ -18,7 +18,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-AF_UNIX, AF_NETLINK = 1, 16
 _KILL, _ERRNO, _ALLOW = 0x80000000, 0x00050000, 0x7FFF0000
 # Instruction codes of linux/bpf_common.h that are needed: load a word, compare, mask, return.
 _LOAD, _JEQ, _JSET, _AND, _RETURN = 0x20, 0x15, 0x45, 0x54, 0x06
@@ -38,9 +37,6 @@ _PRCTL = (
     0x53564D41,
 )  # GET_DUMPABLE, SET_NAME, GET_NAME, CAPBSET_READ, GET_NO_NEW_PRIVS, SET_VMA
 
-SOCKET_CALLS = (
-    "bind", "getsockname", "sendto", "recvfrom", "sendmsg", "recvmsg", "setsockopt", "getsockopt", "shutdown",
-)  # fmt: skip
 CONDITIONAL = ("open", "openat", "mmap", "mprotect", "ioctl", "prctl", "prlimit64", "socket", "clone", "clone3")
 FILE_CALLS = (
     "mkdir", "mkdirat", "rmdir", "unlink", "unlinkat", "rename", "renameat", "renameat2", "symlinkat", "ftruncate",
@@ -48,7 +44,7 @@ FILE_CALLS = (
 )  # fmt: skip
 # Of the calls on sockets those that reach nobody: sendto(2) would, by its address, even from a pair of sockets.
 PROCESS_CALLS = ("vfork", "wait4", "waitid", "socketpair", "setsockopt", "getsockopt", "recvmsg")
-PLAIN = tuple(name for name in NUMBERS if name not in (*SOCKET_CALLS, *CONDITIONAL, *FILE_CALLS, *PROCESS_CALLS))
+PLAIN = tuple(name for name in NUMBERS if name not in (*CONDITIONAL, *FILE_CALLS, *PROCESS_CALLS))
 
 Instruction = tuple[int, int, int, int]
 """code, jump if true, jump if false, operand."""
@@ -58,12 +54,12 @@ class Unsupported(Exception):
     """The filter is not known for this architecture; nothing may run there."""
 
 
-def build(machine: str, *, families: Iterable[int] = (), files: bool = False, processes: bool = False) -> bytes:
-    """The filter for `os.uname().machine`, with sockets of `families` only. Raises Unsupported.
+def build(machine: str, *, files: bool = False, processes: bool = False) -> bytes:
+    """The filter for `os.uname().machine`. Raises Unsupported.
 
     `files` lets it make and remove files (where Landlock does), `processes` lets it fork.
     """
-    return pack(assemble(machine, families=families, files=files, processes=processes))
+    return pack(assemble(machine, files=files, processes=processes))
 
 
 def pack(program: list[Instruction]) -> bytes:
@@ -71,14 +67,11 @@ def pack(program: list[Instruction]) -> bytes:
     return b"".join(struct.pack("=HBBI", *one) for one in program)
 
 
-def assemble(
-    machine: str, *, families: Iterable[int] = (), files: bool = False, processes: bool = False
-) -> list[Instruction]:
+def assemble(machine: str, *, files: bool = False, processes: bool = False) -> list[Instruction]:
     """The instructions of the filter. Raises Unsupported."""
     if machine not in ARCHITECTURES:
         raise Unsupported(f"no system call filter for {machine}; there is one for {', '.join(ARCHITECTURES)}")
     arch, column = ARCHITECTURES[machine]
-    families = tuple(families)
     program: list[Instruction] = [
         (_LOAD, 0, 0, _ARCH),
         (_JEQ, 1, 0, arch),  # a call in another architecture's numbers is an attack
@@ -106,12 +99,12 @@ def assemble(
             *_argument(2, 0, errno.EPERM, high=True),
             (_RETURN, 0, 0, _ALLOW),
         ],
-        "socket": _if_one_of(0, families, errno.EAFNOSUPPORT),
+        "socket": [(_RETURN, 0, 0, _ERRNO | errno.EAFNOSUPPORT)],
         # clone3(2) keeps its flags where a filter cannot look: "no such call" makes the C library use clone(2).
         "clone3": [(_RETURN, 0, 0, _ERRNO | errno.ENOSYS)],
         "clone": _unless_any(0, _CLONE_NAMESPACES) if processes else [(_RETURN, 0, 0, _ERRNO | errno.EPERM)],
     }
-    allowed = PLAIN + (SOCKET_CALLS if families else ()) + (FILE_CALLS if files else ())
+    allowed = PLAIN + (FILE_CALLS if files else ())
     for name in dict.fromkeys(allowed + (PROCESS_CALLS if processes else ())):
         number = NUMBERS[name][column]
         if number is not None:

@@ -18,7 +18,7 @@ from syntrop.toold.confinement import CHANGE, Limits, Rule, SandboxError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from syntrop.toold.view import View, Views
 
@@ -40,12 +40,12 @@ _FOLDERS = ("/usr/sbin", "/usr/bin", "/sbin", "/bin")
 
 
 class Command:
-    """A program and what it needs: seconds, what it reads, which sockets, whether a folder to write in.
+    """A program and what it needs: seconds, what it reads, variables, whether a folder to write in.
 
     `mounts` is for one that is to show how this machine is mounted, and no view of it.
     """
 
-    __slots__ = ("argv", "families", "mounts", "processes", "reads", "scratch", "timeout")
+    __slots__ = ("argv", "environment", "mounts", "processes", "reads", "scratch", "timeout")
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class Command:
         *,
         timeout: float,
         reads: Sequence[str] = (),
-        families: Sequence[int] = (),
+        environment: Mapping[str, str] | None = None,
         scratch: bool = False,
         processes: bool = False,
         mounts: bool = False,
@@ -62,15 +62,19 @@ class Command:
         self.mounts = mounts
         self.timeout = timeout
         self.reads = tuple(reads)
-        self.families = tuple(families)
+        self.environment = {**ENVIRONMENT, **(environment or {})}
         self.scratch = scratch
         self.processes = processes
 
 
 class Outcome:
-    """What a command did. `exit_code` is 128 and the signal if one ended it; `viewed`: it had a view."""
+    """What a command did. `exit_code` is 128 and the signal if one ended it; `viewed`: it had a view; `grouped`:
+    it had a control group.
+    """
 
-    __slots__ = ("duration", "exit_code", "namespaces", "stderr", "stdout", "timed_out", "truncated", "viewed")
+    __slots__ = (
+        "duration", "exit_code", "grouped", "namespaces", "stderr", "stdout", "timed_out", "truncated", "viewed",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.exit_code = 0
@@ -80,7 +84,13 @@ class Outcome:
         self.timed_out = False
         self.truncated = False
         self.viewed = False
+        self.grouped = False
         self.namespaces: tuple[str, ...] = ()
+
+    def layers(self) -> list[str]:
+        """Those of the layers that it had of which not every machine has all: see docs/toold.md."""
+        more = [*(["view"] if self.viewed else []), *(["cgroup"] if self.grouped else [])]
+        return [*self.namespaces, *more]
 
 
 class Cancel:
@@ -121,12 +131,13 @@ def run(
     groups: str | None = None,
     views: Views | None = None,
     layers: int = confinement.ALL_LAYERS,
-    namespaces: bool = True,
+    namespaces: str = confinement.ALWAYS,
 ) -> Outcome:
     """Run a command to its end, or to the end of its time. Raises SandboxError and OSError; then nothing is left.
 
     `groups` is the folder of a control group that is ours (`Delegate=`): the command gets one below it. `views`
-    has a view for it, unless it makes files of its own or wants to see what is mounted.
+    has a view for it, unless it makes files of its own or wants to see what is mounted. `namespaces` as for
+    `confinement.start`.
     """
     with _Scratch(command.scratch) as scratch, _Group(groups) as group:
         argv = [
@@ -134,7 +145,6 @@ def run(
             *command.argv[1:],
         ]
         rules = [Rule(path) for path in command.reads]
-        environment = dict(ENVIRONMENT)
         if scratch:
             rules.append(Rule("/tmp", CHANGE, optional=False))
         out_read, out_write = os.pipe2(os.O_CLOEXEC)
@@ -145,15 +155,14 @@ def run(
             started = monotonic()
             if views is not None and not (scratch or command.mounts):
                 seen = [rule.path for rule in (*rules, *confinement.to_run(argv[0]))]
-                view = views.take(seen, network=bool(command.families))
+                view = views.take(seen)
             pid, entered = confinement.start(
                 argv,
-                environment=environment,
+                environment=command.environment,
                 rules=rules,
                 limits=Limits(cpu=max(1, int(command.timeout + 0.999)), file_size=(1 << 20) if scratch else 0),
                 out=out_write,
                 err=err_write,
-                families=command.families,
                 files=bool(scratch),
                 processes=command.processes,
                 group=group.handle,
@@ -172,7 +181,7 @@ def run(
             viewed = view is not None and bool(view.namespaces)
             if view is not None:
                 view.close()
-        outcome.viewed = viewed
+        outcome.viewed, outcome.grouped = viewed, group.handle >= 0
         outcome.namespaces = entered
         outcome.duration = monotonic() - started
         return outcome

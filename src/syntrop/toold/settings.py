@@ -56,6 +56,15 @@ TABLE: tuple[Setting, ...] = (
         maximum=10000,
     ),
     Setting(
+        "namespaces",
+        str,
+        "always",
+        "Whether commands run in namespaces of their own (users, mounts, processes, network, IPC, host name): "
+        "always (or they do not run), or auto, those that the machine allows.",
+        section="sandbox",
+        choices=("always", "auto"),
+    ),
+    Setting(
         "bubblewrap",
         str,
         "auto",

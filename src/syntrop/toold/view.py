@@ -50,18 +50,18 @@ class Views:
     def __init__(self, mode: str = AUTO) -> None:
         """`mode`: `auto` where bubblewrap works, `always` or nothing runs, `never`."""
         self._mode = mode
-        self._made: dict[tuple[object, ...], View] = {}
+        self._made: dict[tuple[tuple[str, int, int], ...], View] = {}
         self._trouble = ""
         self._lock = threading.Lock()
 
-    def take(self, paths: Sequence[str], *, network: bool) -> View:
+    def take(self, paths: Sequence[str]) -> View:
         """A view of these paths, the caller's own; without namespaces where there is none. Raises SandboxError."""
         if self._mode == NEVER:
             return View()
         with self._lock:
             if not self._trouble:
                 try:
-                    return self._of(_mounted(paths), network).copy()
+                    return self._of(_mounted(paths)).copy()
                 except (OSError, ValueError, KeyError, SandboxError, subprocess.SubprocessError) as error:
                     # Asked once: what forbids it (RestrictSUIDSGID=, a kernel's settings) will go on to do so.
                     self._trouble = str(error)
@@ -76,19 +76,14 @@ class Views:
                 view.close()
             self._made.clear()
 
-    def _of(self, paths: Sequence[str], network: bool) -> View:
-        identities = [(path, *_identity(path)) for path in paths]
-        key = (network, *identities)
+    def _of(self, paths: Sequence[str]) -> View:
+        key = tuple((path, *_identity(path)) for path in paths)
         if key not in self._made:
-            stale = [one for one in self._made if one[0] == network and _names(one) == list(paths)]
+            stale = [one for one in self._made if [path for path, *_ in one] == list(paths)]
             for one in stale:
                 self._made.pop(one).close()
-            self._made[key] = _make(paths, network)
+            self._made[key] = _make(paths)
         return self._made[key]
-
-
-def _names(key: tuple[object, ...]) -> list[object]:
-    return [one[0] for one in key[1:] if isinstance(one, tuple)]
 
 
 def _identity(path: str) -> tuple[int, int]:
@@ -107,13 +102,13 @@ def _mounted(paths: Sequence[str]) -> list[str]:
     return kept
 
 
-def _make(paths: Sequence[str], network: bool) -> View:
+def _make(paths: Sequence[str]) -> View:
     """Raises OSError, ValueError, KeyError, SandboxError and SubprocessError: then there is none."""
     # A program that says when all is mounted, and stays until we hold its namespaces.
     from syntrop.toold.runner import find_program
 
     echo = find_program("cat")
-    arguments = ["--unshare-user", *([] if network else ["--unshare-net"])]
+    arguments = ["--unshare-user", "--unshare-net"]
     for path in paths:
         arguments += ["--ro-bind", path, path]
     for path in _DEVICES:
@@ -145,10 +140,9 @@ def _make(paths: Sequence[str], network: bool) -> View:
             if bubblewrap.stdout.read(1) != b"?":
                 raise OSError(bubblewrap.stderr.read(400).decode(errors="replace").strip() or "no word from it")
             process = json.loads(told.read())["child-pid"]
-            kinds = ("user", "mnt") if network else ("user", "mnt", "net")
             view = View()
             try:
-                for kind in kinds:
+                for kind in ("user", "mnt", "net"):
                     handle = os.open(f"/proc/{process}/ns/{kind}", os.O_RDONLY | os.O_CLOEXEC)
                     view.namespaces = (*view.namespaces, handle)
             except OSError:

@@ -55,7 +55,7 @@ def attempt(
     escape: str,
     *arguments: str,
     layers: int = ALL_LAYERS,
-    namespaces: bool = True,
+    namespaces: str = ALWAYS,
     scratch: bool = False,
     timeout: float = 30.0,
     views: Views | None = None,
@@ -78,14 +78,15 @@ def started(argv: list[str], **more: Any) -> int:
 
 def held_by(escape: str, missing: int, *arguments: str, scratch: bool = False) -> None:
     """Held with every layer, with and without namespaces and a view; out without these layers."""
-    for namespaces in (True,) if scratch else (True, False):
+    for namespaces in (ALWAYS,) if scratch else (ALWAYS, NEVER):
         for views in (None, Views(NEVER if scratch else ALWAYS)):
             whole = attempt(escape, *arguments, scratch=scratch, namespaces=namespaces, views=views)
             assert whole.exit_code == HELD, whole.stderr
             if views is not None:
                 assert whole.viewed != scratch
                 views.close()
-    less = attempt(escape, *arguments, scratch=scratch, namespaces=scratch, layers=ALL_LAYERS & ~missing)
+    kept = ALWAYS if scratch else NEVER
+    less = attempt(escape, *arguments, scratch=scratch, namespaces=kept, layers=ALL_LAYERS & ~missing)
     assert less.exit_code == OUT, less.stderr
 
 
@@ -222,8 +223,61 @@ def test_terminals(escape: str) -> None:
 def test_namespaces(escape: str) -> None:
     for views in (None, Views(ALWAYS)):
         assert attempt(escape, "unshare", views=views).exit_code == HELD
-    assert attempt(escape, "unshare", namespaces=False).exit_code == HELD
-    assert attempt(escape, "unshare", namespaces=False, layers=ALL_LAYERS & ~SECCOMP & ~CAPS).exit_code == OUT
+    assert attempt(escape, "unshare", namespaces=NEVER).exit_code == HELD
+    assert attempt(escape, "unshare", namespaces=NEVER, layers=ALL_LAYERS & ~SECCOMP & ~CAPS).exit_code == OUT
+
+
+def test_a_command_has_every_namespace_for_itself(views: Views) -> None:
+    kinds = list(confinement.NAMESPACES)
+    command = runner.Command(["readlink", *(f"/proc/self/ns/{kind}" for kind in kinds)], timeout=30)
+    ours = [os.readlink(f"/proc/self/ns/{kind}") for kind in kinds]
+
+    def told(namespaces: str, views: Views | None = None) -> list[str]:
+        outcome = runner.run(command, namespaces=namespaces, views=views)
+        assert list(outcome.namespaces) == ([] if namespaces == NEVER else kinds)
+        return outcome.stdout.decode().split()
+
+    assert told(NEVER) == ours
+    own = told(ALWAYS)
+    assert len(own) == len(kinds) and not set(own) & set(ours)
+    command = runner.Command(command.argv, timeout=30, reads=("/proc/self",))  # a view has nothing undeclared
+    viewed = told(ALWAYS, views)
+    assert len(viewed) == len(kinds) and not set(viewed) & set(ours)
+
+
+def test_a_command_is_the_second_process_of_its_namespace() -> None:
+    """Whoever is the first is treated, and behaves, in another way."""
+    command = runner.Command(["grep", "^NSpid:", "/proc/self/status"], timeout=30, reads=("/proc/self",))
+    assert runner.run(command).stdout.split()[-1] == b"2"
+    assert runner.run(command, namespaces=NEVER).stdout.split()[-1] != b"2"
+
+
+WITHOUT_NETWORKS = """
+import sys
+from syntrop.toold import runner
+from syntrop.toold.confinement import SandboxError
+open("/proc/sys/user/max_net_namespaces", "w").write("0")
+command = runner.Command(["true"], timeout=30)
+for namespaces in ("always", "auto", "never"):
+    try:
+        print(*runner.run(command, namespaces=namespaces).namespaces)
+    except SandboxError as error:
+        print(error)
+"""
+
+
+def test_a_namespace_that_cannot_be_had_stops_everything_or_is_done_without() -> None:
+    """In a user namespace whose owner allows none of the network, as a unit or a kernel may."""
+    done = subprocess.run(
+        ["unshare", "--user", "--map-root-user", sys.executable, "-c", WITHOUT_NETWORKS],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    refused, auto, never = done.stdout.splitlines()
+    assert "no net namespace of its own" in refused and "auto" in refused
+    assert auto == "user mnt pid ipc uts"
+    assert never == ""
 
 
 @pytest.mark.root
@@ -263,8 +317,9 @@ def test_a_view_has_no_network(escape: str, views: Views) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = str(listener.getsockname()[1])
         less = ALL_LAYERS & ~LANDLOCK & ~SECCOMP
-        assert attempt(escape, "loopback", port, layers=less, views=views).exit_code == HELD
-        assert attempt(escape, "loopback", port, layers=less).exit_code == OUT
+        assert attempt(escape, "loopback", port, layers=less, views=views, namespaces=NEVER).exit_code == HELD
+        assert attempt(escape, "loopback", port, layers=less).exit_code == HELD
+        assert attempt(escape, "loopback", port, layers=less, namespaces=NEVER).exit_code == OUT
         assert attempt(escape, "loopback", port).exit_code == HELD
 
 
@@ -385,6 +440,7 @@ def test_processor_time(escape: str) -> None:
                 out=null.fileno(),
                 err=null.fileno(),
                 layers=layers,
+                namespaces=NEVER,  # it is its own process then, and not the one that waits for it
             )
         ended = None
         while ended is None and _processor_seconds(pid) < 2.5:
@@ -414,8 +470,11 @@ def test_nothing_outlives_a_command(escape: str) -> None:
     outcome = runner.run(command)
     assert outcome.stdout == b"started\n"
     assert _eventually_none(escape)
-    # With the filter off, setsid(2) works, and a control group is what is left to find it by.
+    # With the filter off, setsid(2) works, and its namespace of processes is what it cannot leave.
     runner.run(command, layers=ALL_LAYERS & ~SECCOMP)
+    assert _eventually_none(escape)
+    # Without that too, a control group is what is left to find it by.
+    runner.run(command, layers=ALL_LAYERS & ~SECCOMP, namespaces=NEVER)
     left = _running(escape)
     assert left
     for pid in left:

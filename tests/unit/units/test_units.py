@@ -140,8 +140,11 @@ def test_sandboxes(name: str) -> None:
     assert service.one("ProtectProc") == (None if name == "inferenced" else "invisible")
     if name in PSI_READERS:
         assert service.one("ProcSubset") is None
-    families = "AF_UNIX AF_NETLINK" if name in ("inferenced", "toold") else "AF_UNIX"
+    families = "AF_UNIX AF_NETLINK" if name == "inferenced" else "AF_UNIX"
     assert service.one("RestrictAddressFamilies") == families
+    # Namespaces of its own are for each command of toold's, and for nobody else.
+    spaces = "user mnt pid net ipc uts" if name == "toold" else "yes"
+    assert service.one("RestrictNamespaces") == spaces
     state = service.one("StateDirectory")
     assert state in (None, f"syntrop/{name.removeprefix('systemd-')}")
 

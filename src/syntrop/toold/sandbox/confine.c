@@ -10,6 +10,7 @@
 #include <linux/capability.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
+#include <poll.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdint.h>
@@ -181,27 +182,33 @@ static int enter_session(void)
 }
 
 // After the last change of credentials, which would take it back (see PR_SET_PDEATHSIG in prctl(2)).
-static int die_with_parent(pid_t parent)
+static int die_with_parent(int status)
 {
     if (prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0) < 0)
         return -1;
-    if (getppid() == parent)
+    // It may have died before we asked. Its number says nothing in a process namespace of our own; that nobody
+    // is left to hear of us does.
+    struct pollfd listener = {status, 0, 0};
+    if (poll(&listener, 1, 0) == 0)
         return 0;
-    errno = ESRCH; // it died before we asked
+    errno = ESRCH;
     return -1;
 }
 
-// One namespace at a time: a kernel, or a unit, that refuses one may allow another.
-static int enter_namespaces(int wanted)
+// One namespace at a time: a kernel, or a unit, that refuses one may allow another. Tells of the first refusal.
+static int enter_namespaces(const struct syn_spawn *spec, struct syn_fault *fault)
 {
-    int entered = 0;
+    // A view has a user namespace already.
+    int entered = spec->view[0] >= 0 ? CLONE_NEWUSER & spec->namespaces : 0;
     // The user namespace first: within it the others need no privilege. Its capabilities go with the rest.
-    if (wanted & CLONE_NEWUSER && unshare(CLONE_NEWUSER) == 0)
-        entered |= CLONE_NEWUSER;
-    for (int i = 0; i < 32; i++) {
-        int one = wanted & (int)(1U << i) & ~CLONE_NEWUSER;
-        if (one && unshare(one) == 0)
+    for (int i = -1; i < 31; i++) {
+        int one = spec->namespaces & ~entered & (i < 0 ? CLONE_NEWUSER : 1 << i);
+        if (!one)
+            continue;
+        if (unshare(one) == 0)
             entered |= one;
+        else if (spec->required & one && !fault->stage)
+            failed(fault, SYN_AT_NAMESPACE, one);
     }
     return entered;
 }
@@ -221,62 +228,121 @@ static int bind_scratch(const char *scratch, int namespaces)
 struct report {
     struct syn_fault fault;
     int namespaces;
+    pid_t heir; // who goes on in place of the child; else 0
 };
 
-static void child(const struct syn_spawn *spec, int status, pid_t parent)
+static void tell(int status, const struct report *report)
 {
-    struct report report = {{0, 0, 0}, 0};
+    if (write(status, report, sizeof *report) != (ssize_t)sizeof *report)
+        _exit(126);
+}
+
+// fork(2) without the C library's part in it, which is for the process that we are a copy of.
+static pid_t plain_fork(unsigned long flags)
+{
+#if defined(__x86_64__) || defined(__aarch64__)
+    return (pid_t)syscall(SYS_clone, flags | SIGCHLD, NULL, NULL, NULL, NULL);
+#else
+    (void)flags;
+    errno = ENOSYS;
+    return -1;
+#endif
+}
+
+// The first process of a namespace: it waits for the program, and its end is the end of all that are in there.
+static void preside(pid_t program)
+{
+    int how;
+    pid_t gone;
+    (void)syscall(NR_CLOSE_RANGE, 0U, ~0U, 0);
+    while ((gone = waitpid(-1, &how, 0)) != program)
+        if (gone < 0 && errno != EINTR)
+            _exit(126);
+    _exit(WIFEXITED(how) ? WEXITSTATUS(how) : 128 + WTERMSIG(how));
+}
+
+// What needs open descriptors, or makes namespaces; then, where there is one for processes, as its first process.
+static void enter(const struct syn_spawn *spec, int *status, struct report *report)
+{
+    struct syn_fault *fault = &report->fault;
+    if (spec->cgroup >= 0 && enter_group(spec->cgroup) < 0)
+        failed(fault, SYN_AT_CGROUP, 0);
+    else if (enter_view(spec->view) < 0)
+        failed(fault, SYN_AT_VIEW, 0);
+    else if (set_descriptors(spec, status) < 0)
+        failed(fault, SYN_AT_FDS, 0);
+    else
+        report->namespaces = enter_namespaces(spec, fault);
+    if (fault->stage || !(report->namespaces & CLONE_NEWPID))
+        return;
+    // Whoever waits for us, and is to take us with it, does so for the heir as well.
+    pid_t heir = plain_fork(CLONE_PARENT);
+    if (heir < 0) {
+        failed(fault, SYN_AT_FORK, 0);
+    } else if (heir > 0) {
+        report->heir = heir;
+        tell(*status, report);
+        _exit(0);
+    }
+}
+
+static void child(const struct syn_spawn *spec, int status)
+{
+    struct report report = {{0, 0, 0}, 0, 0};
     struct syn_fault *fault = &report.fault;
     struct sock_fprog program = {(unsigned short)spec->filter_length, (struct sock_filter *)spec->filter};
     int index = 0;
 
-    // In this order: the group and the view, while their descriptors are open; what takes privileges, before they go; the filter last,
-    // since it forbids most of what the others need.
-    if (spec->cgroup >= 0 && enter_group(spec->cgroup) < 0)
-        failed(fault, SYN_AT_CGROUP, 0);
-    else if (spec->layers & SYN_SESSION && enter_session() < 0)
-        failed(fault, SYN_AT_SESSION, 0);
-    else if (enter_view(spec->view) < 0)
-        failed(fault, SYN_AT_VIEW, 0);
-    else if (set_descriptors(spec, &status) < 0)
-        failed(fault, SYN_AT_FDS, 0);
-    else if (spec->layers & SYN_LIMITS && set_limits(spec, &index) < 0)
-        failed(fault, SYN_AT_LIMITS, index);
-    if (!fault->stage)
-        report.namespaces = enter_namespaces(spec->namespaces & ~(spec->view[0] >= 0 ? CLONE_NEWUSER : 0));
+    enter(spec, &status, &report);
+    // In this order: what takes privileges, before they go; the filter last, since it forbids what others need.
     if (fault->stage)
         ;
+    else if (spec->layers & SYN_SESSION && enter_session() < 0)
+        failed(fault, SYN_AT_SESSION, 0);
     else if (spec->scratch && bind_scratch(spec->scratch, report.namespaces) < 0)
         failed(fault, SYN_AT_SCRATCH, 0);
     else if (spec->layers & SYN_CAPS && drop_capabilities() < 0)
         failed(fault, SYN_AT_CAPS, 0);
-    else if (spec->layers & SYN_SESSION && die_with_parent(parent) < 0)
+    else if (spec->layers & SYN_SESSION && die_with_parent(status) < 0)
         failed(fault, SYN_AT_SESSION, 0);
     else if (spec->layers & SYN_NNP && prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) < 0)
         failed(fault, SYN_AT_NNP, 0);
+    if (!fault->stage && report.namespaces & CLONE_NEWPID) {
+        // Programs behave in other ways as the first process (systemd's log to the console): the second, then.
+        pid_t second = plain_fork(0);
+        if (second < 0)
+            failed(fault, SYN_AT_FORK, 0);
+        else if (second > 0)
+            preside(second);
+    }
+    if (fault->stage)
+        ;
+    else if (spec->layers & SYN_LIMITS && set_limits(spec, &index) < 0)
+        failed(fault, SYN_AT_LIMITS, index);
     else if (spec->layers & SYN_LANDLOCK && restrict_files(&spec->landlock, fault) < 0)
         ;
     else if (spec->layers & SYN_SECCOMP && prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program, 0, 0) < 0)
         failed(fault, SYN_AT_SECCOMP, 0);
     else {
         // All is in force. The parent hears of it before the program's first instruction.
-        if (write(status, &report, sizeof report) == (ssize_t)sizeof report) {
-            execve(spec->program, spec->argv, spec->envp);
-            failed(fault, SYN_AT_EXEC, 0);
-        } else {
-            failed(fault, SYN_AT_PIPE, 0);
-        }
+        tell(status, &report);
+        execve(spec->program, spec->argv, spec->envp);
+        failed(fault, SYN_AT_EXEC, 0);
     }
-    if (write(status, &report, sizeof report) < 0)
-        _exit(126);
+    tell(status, &report);
     _exit(127);
+}
+
+static void reap(pid_t pid)
+{
+    while (waitpid(pid, NULL, 0) < 0 && errno == EINTR)
+        ;
 }
 
 int syn_start(const struct syn_spawn *spec, struct syn_fault *fault, int *namespaces)
 {
     int ends[2];
-    struct report report = {{0, 0, 0}, 0}, next;
-    pid_t parent = getpid();
+    struct report report = {{0, 0, 0}, 0, 0}, next;
     if (pipe2(ends, O_CLOEXEC) < 0)
         return failed(fault, SYN_AT_PIPE, 0);
     pid_t pid = fork();
@@ -287,29 +353,39 @@ int syn_start(const struct syn_spawn *spec, struct syn_fault *fault, int *namesp
         return -1;
     }
     if (pid == 0) {
-        child(spec, ends[1], parent);
+        close(ends[0]);
+        child(spec, ends[1]);
         _exit(127);
     }
     close(ends[1]);
-    // One report says that all layers hold; the end of the pipe then says that the program runs.
+    // One report says that all layers hold; the end of the pipe then says that the program runs. One more tells
+    // who goes on in the child's place.
     int reports = 0;
+    pid_t heir = 0;
     ssize_t got;
     while ((got = read(ends[0], &next, sizeof next)) != 0) {
         if (got < 0 && errno == EINTR)
             continue;
         if (got != (ssize_t)sizeof next)
             break;
+        if (next.heir) {
+            heir = next.heir;
+            continue;
+        }
         report = next;
         reports++;
     }
     close(ends[0]);
+    if (heir) {
+        reap(pid);
+        pid = heir;
+    }
     if (reports == 1 && !report.fault.stage) {
         *namespaces = report.namespaces;
         return pid;
     }
     kill(pid, SIGKILL);
-    while (waitpid(pid, NULL, 0) < 0 && errno == EINTR)
-        ;
+    reap(pid);
     *fault = report.fault;
     if (!fault->stage) { // it died on the way without a word
         errno = ECHILD;
