@@ -53,6 +53,12 @@ class Draft:
         self.private = private
         self.extra = extra or {}
 
+    def unkept(self) -> Event:
+        """As an event that is told of and not recorded: its number is 0, its details are in `extra`."""
+        extra = {**self.extra, "unkept": self.details}
+        head = {"t": self.time_us, "b": self.boot, "s": self.source, "u": self.unit, "m": self.summary}
+        return Event(0, {**head, "p": self.private, "x": extra}, False, "", 0)
+
 
 class Event:
     """A recorded event. `private` details are for those who may read what they were taken from."""

@@ -12,6 +12,7 @@ from syntrop.contextd.chronology import Event, shorten
 from syntrop.contextd.clock import boot_id, now_us
 from syntrop.contextd.elf import Libraries
 from syntrop.contextd.imports import invocation
+from syntrop.contextd.keeper import Unkept
 from syntrop.contextd.ownership import Owners
 
 TYPE_CHECKING = False
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
+    from syntrop.contextd.coverage import Coverage
     from syntrop.contextd.keeper import Keeper
     from syntrop.contextd.ranking import Item
     from syntrop.contextd.unitfiles import Unit
@@ -42,19 +44,27 @@ class Composer:
     def compose(self, name: str, since_us: int, *, operator: bool) -> dict[str, Any]:
         """Look at a unit's own files, then tell what is known. Blocks. Raises OSError.
 
-        When the caller has its reply, `Keeper.finish()` is to be called.
+        When the caller has its reply, `Keeper.finish()` is to be called. Where nothing can be written, what is
+        found is told all the same, and that it could not be kept.
         """
         keeper = self._keeper
         with keeper.lock.urgent:
             keeper.open()
             unit = unitfiles.load(name, keeper.index)
             own = [*unit.files, *(path for path in unit.named if self._watched(path))]
+            unkept: Unkept | None = None
             with keeper.journals.open() as reader:
-                keeper.survey(own, unitfiles.drop_in_folders(unit), reader)
+                try:
+                    keeper.survey(own, unitfiles.drop_in_folders(unit), reader)
+                except Unkept as error:
+                    unkept = error
             with keeper.journals.open() as reader:  # anew, or all that was mapped for the news stays so
                 entries = invocation(reader, name, ENTRIES_MAX) if operator and reader is not None else []
             now = now_us()
             events = keeper.chronology.since(now - since_us)
+            if unkept is not None:
+                events += [event for event in unkept.events if event.time_us >= now - since_us]
+                events.sort(key=lambda event: event.time_us, reverse=True)
             failed = ranking.failure_time(name, events)
             dependencies = self._dependencies(unit)
             around = ranking.Surroundings(unit, dependencies, lambda event: self._owners.relation(unit, event))
@@ -73,6 +83,7 @@ class Composer:
                 "events": [tell.event(item.event, item.reason) for item in items],
                 "failed_us": failed,
                 "boot_id": boot_id() or None,
+                "coverage": caveats(keeper.coverage, unkept, operator=operator),
             }
         if operator:
             context["entries"] = [
@@ -128,6 +139,10 @@ class Teller:
     def _more(self, event: Event) -> str | None:
         if event.private and not self._operator:
             return WITHHELD if event.source == "file" else None
+        if "unkept" in event.extra:
+            text = event.extra["unkept"]
+            self._left -= len(text or "")
+            return None if text is None else str(text)
         if event.extra.get("unwatched"):
             return "What it was before is not known: it was not watched yet."
         if self._left <= 0:
@@ -171,6 +186,15 @@ class Teller:
             "boot_id": event.boot or None,
             "reason": reason,
         }
+
+
+def caveats(coverage: Coverage, unkept: OSError | None, *, operator: bool) -> list[str] | None:
+    """What an answer lacks, in sentences; None where nothing is known to be missing."""
+    told = coverage.gaps(names=operator)
+    if unkept is not None:
+        why = unkept.strerror
+        told.insert(0, f"Nothing new could be recorded ({why}); the next look that can finds it again.")
+    return [printable(one) for one in told] or None
 
 
 def printable(text: str) -> str:

@@ -19,7 +19,7 @@ from syntrop.contextd.baseline import Baseline, shard_of
 from syntrop.contextd.chronology import Chronology, Draft, Event
 from syntrop.contextd.clock import now_us
 from syntrop.contextd.coverage import Coverage
-from syntrop.contextd.lock import Lock
+from syntrop.contextd.lock import Lock, claim
 from syntrop.contextd.objects import Objects
 
 TYPE_CHECKING = False
@@ -59,6 +59,14 @@ class Options:
         self.fanotify = fanotify
 
 
+class Unkept(OSError):
+    """What was found could not be recorded. `events` has it, unnumbered, for this once."""
+
+    def __init__(self, error: OSError, events: list[Event]) -> None:
+        super().__init__(error.errno, error.strerror or str(error))
+        self.events = events
+
+
 class _Change:
     __slots__ = ("new", "old", "path", "pid", "text")
 
@@ -76,15 +84,25 @@ class Keeper:
     """The store below `folder`, and the view of the machine that it is compared with."""
 
     def __init__(
-        self, folder: str, options: Options, publish: Callable[[list[Event]], object] = lambda events: None
+        self,
+        folder: str,
+        options: Options,
+        publish: Callable[[list[Event]], object] = lambda events: None,
+        *,
+        alone: bool = False,
     ) -> None:
-        """`publish` is called with recorded events, in whatever thread recorded them."""
+        """`publish` is called with recorded events, in whatever thread recorded them. `alone`: no other process
+        may have the store as long as this one lives.
+        """
         self.folder = folder
+        self._alone = alone
         self.options = options
         self.lock = Lock()
         self.coverage = Coverage(options.roots, options.exclude)
         self.index = unitfiles.Index()
         self._publish = publish
+        self.unkept: OSError | None = None
+        """Why what a look in the background found is not on record, until one at everything succeeds."""
         self.journals = imports.Journals()
         self._opened = False
         self._full = False
@@ -99,6 +117,9 @@ class Keeper:
         # There is no key before the folder's name is safe.
         key = os.path.join(self.folder, "key")
         ledger.settle(self.folder, named=os.path.lexists(key))
+        if self._alone:
+            claim(self.folder)
+            self._alone = False
         self._key, fresh = redaction.load_key(key)
         self.chronology = Chronology(
             os.path.join(self.folder, "chronology"),
@@ -164,16 +185,28 @@ class Keeper:
         """Look at some files, and into some folders, and read what others recorded: for a caller that waits.
 
         What is new is on the disk when this returns, at the price of one sync; `finish()` does the rest, best when
-        the caller has its reply. The caller holds the lock.
+        the caller has its reply. The caller holds the lock. Raises Unkept where it cannot be: then the next look
+        finds it again.
         """
-        self.finish()
+        blocked: OSError | None = None
+        try:
+            self.finish()
+        except OSError as error:
+            blocked = error
         changes = {one.path: one for one in self._changes(found)}
         for folder in folders:
             for one in self._folder_changes(folder):
                 changes.setdefault(one.path, one)
         drafts = [draft for one in changes.values() if (draft := self._draft(one)) is not None]
         told, read = self._news(reader)
-        events = self.record([*drafts, *told])
+        drafts += told
+        if blocked is None:
+            try:
+                events = self.record(drafts)
+            except OSError as error:
+                blocked = error
+        if blocked is not None:
+            raise Unkept(blocked, [draft.unkept() for draft in drafts]) from None
         self._unfinished = list(changes.values())
         self._advance(read, bool(told))
         return events
@@ -239,11 +272,14 @@ class Keeper:
         try:
             with os.scandir(paths.host(folder)) as entries:
                 names = [
-                    (entry.name, entry.stat(follow_symlinks=False)) for entry in entries if self._stays(entry)
+                    (entry.name, entry.stat(follow_symlinks=False))
+                    for entry in entries
+                    if self._stays(folder, entry)
                 ]
         except (FileNotFoundError, NotADirectoryError):
             names = []
-        except PermissionError:
+        except PermissionError as error:
+            self.coverage.note(folder, error)
             return []
         partly = not self.coverage.covers(folder)
         for name, status in names:
@@ -262,11 +298,11 @@ class Keeper:
                 changes.append(change)
         return changes
 
-    @staticmethod
-    def _stays(entry: os.DirEntry[str]) -> bool:
+    def _stays(self, folder: str, entry: os.DirEntry[str]) -> bool:
         try:
             entry.stat(follow_symlinks=False)
-        except OSError:
+        except OSError as error:
+            self.coverage.note(unitfiles.join(folder, entry.name), error)
             return False
         return True
 
@@ -281,9 +317,10 @@ class Keeper:
                     return _Change(path, old, None, None, pid)
             taken = snapshot.take(host, path, self._key)
         except OSError as error:
-            self.coverage.note(error)
+            self.coverage.note(path, error)
             journal.debug(f"Cannot look at {path}: {error.strerror}")
             return None
+        self.coverage.looked(path)
         if taken is None:
             return None if old is None else _Change(path, old, None, None, pid)
         new, text = taken
@@ -356,7 +393,7 @@ class Keeper:
         `wanted` is asked between folders; when it says no, what was done stays and the rest is not. `watch` is
         called for a folder (or some names in it) before the folder is looked into, so that nothing falls between.
         """
-        self.coverage.missed = False
+        self.coverage.begin()
         named = self._named_files(wanted)
         folders: dict[str, set[str] | None] = {}
         for root in self.coverage.roots:
@@ -411,6 +448,7 @@ class Keeper:
                 self._save_progress()
                 if first:
                     journal.info(f"Looked at {files} files for the first time", message_id=_MESSAGE_ID_BASELINE)
+            self.unkept = None
             self._sweep()
         return count
 

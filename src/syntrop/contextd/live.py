@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import _thread
 import os
 
 from syntrop.common import journal, loop, paths
@@ -26,7 +27,8 @@ class Live:
         self._keeper = keeper
         self._wanted = True
         self._watcher: Watcher | None = None
-        self._incomplete = False
+        self._behind = False  # something that was found is not on record
+        self._looking = _thread.allocate_lock()  # one look at a time
         self._records = set(package_logs.WATCHED)
         self._tasks: list[loop.Task[None]] = []
         self._followers = 0
@@ -34,6 +36,14 @@ class Live:
 
     def start(self) -> None:
         self._tasks.append(loop.spawn(self._run(), "watch the machine"))
+
+    def look_again(self) -> None:
+        """Look at everything anew if a look failed: the disk may have room again, the store be free."""
+        if self._behind and self._wanted and self.scanned.is_set():
+            self.scanned.clear()
+            self._tasks = [task for task in self._tasks if not task.done]
+            again = self._run() if self._watcher is None else self._look()
+            self._tasks.append(loop.spawn(again, "look again"))
 
     async def stop(self) -> None:
         self._wanted = False
@@ -45,14 +55,24 @@ class Live:
             loop.forget(self._watcher.fd)
             self._watcher.close()
 
-    async def _run(self) -> None:
+    async def _look(self) -> None:
         try:
             with self._daemon.busy():
                 await loop.thread(self._look_at_everything)
+            self._behind = False
         except OSError as error:
-            journal.error(f"Cannot look at the machine: {error}", ERRNO=error.errno)
+            self._failed("Cannot look at the machine", error)
         finally:
             self.scanned.set()
+
+    def _failed(self, what: str, error: OSError) -> None:
+        """A full disk, mostly. What changed is found by the next look at everything."""
+        journal.error(f"{what}: {error}", ERRNO=error.errno)
+        self._behind = True
+        self._keeper.unkept = error
+
+    async def _run(self) -> None:
+        await self._look()
         if self._watcher is None or not self._wanted:
             return
         while True:
@@ -61,8 +81,7 @@ class Live:
                 with self._daemon.busy():
                     await loop.thread(self._look_at_changes)
             except OSError as error:
-                # A full disk, mostly. What changed is found by the next look at everything.
-                journal.error(f"Cannot record what changed: {error}", ERRNO=error.errno)
+                self._failed("Cannot record what changed", error)
                 await loop.sleep(1.0)
 
     # --- in a worker thread --------------------------------------------------------------------------------
@@ -71,10 +90,16 @@ class Live:
         keeper = self._keeper
         with keeper.lock.patient:
             keeper.open()
-        try:
-            self._watcher = Watcher(fanotify=keeper.options.fanotify)
-        except OSError as error:
-            journal.warning(f"Changes are found at the next start only: {error}")
+        with self._looking:
+            self._compare_everything()
+
+    def _compare_everything(self) -> None:
+        keeper = self._keeper
+        if self._watcher is None:
+            try:
+                self._watcher = Watcher(fanotify=keeper.options.fanotify)
+            except OSError as error:
+                self._incomplete(error)
         for path in self._records:
             if os.path.exists(paths.host(path)):
                 self._watch(os.path.dirname(path), {os.path.basename(path)})
@@ -91,13 +116,20 @@ class Live:
         except FileNotFoundError:
             pass
         except OSError as error:
-            if not self._incomplete:
-                self._incomplete = True
-                journal.warning(
-                    f"Not every folder can be watched; some changes are found at the next start only: {error}"
-                )
+            self._incomplete(error)
+
+    def _incomplete(self, error: OSError) -> None:
+        if self._keeper.coverage.unfollowed is None:
+            self._keeper.coverage.unfollowed = str(error)
+            journal.warning(
+                f"Not every folder can be watched; some changes are found at the next start only: {error}"
+            )
 
     def _look_at_changes(self) -> None:
+        with self._looking:
+            self._compare_changes()
+
+    def _compare_changes(self) -> None:
         assert self._watcher is not None
         keeper = self._keeper
         changed, fresh, lost = self._watcher.read()

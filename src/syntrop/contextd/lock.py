@@ -1,13 +1,35 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One lock for the store. Who wants it urgently (a caller waits) is let in front of a scan in the background."""
+"""One lock for the store's threads, and one against other processes.
+
+Who wants the store urgently (a caller waits) is let in front of a scan in the background.
+"""
 
 from __future__ import annotations
 
 import _thread
+import errno
+import fcntl
+import os
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import TracebackType
+
+
+def claim(folder: str) -> int:
+    """Take a store for this process alone; the descriptor that holds it, until it is closed or the process ends.
+
+    Raises OSError, EBUSY where another process has it.
+    """
+    handle = os.open(os.path.join(folder, "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(handle)
+        if isinstance(error, BlockingIOError):
+            raise OSError(errno.EBUSY, f"another contextd keeps {folder}") from None
+        raise
+    return handle
 
 
 class Lock:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 
 from syntrop.common import paths
+from syntrop.contextd import plainfile
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -79,7 +80,6 @@ def _read(name: str, architecture: str, version: str) -> list[str]:
 
 def _text(path: str) -> str:
     try:
-        with open(paths.host(path), "rb") as file:
-            return file.read(_LIST_MAX).decode("utf-8", "replace")
+        return plainfile.read(paths.host(path), _LIST_MAX).decode("utf-8", "replace")
     except OSError:
         return ""

@@ -4,9 +4,10 @@
 from __future__ import annotations
 
 import os
+import stat
 
 from syntrop.common import journal, paths
-from syntrop.contextd import packages
+from syntrop.contextd import packages, plainfile
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ WATCHED = (DPKG, APT, DNF_LOG, PACMAN, ZYPPER, *DNF_HISTORY, SNAP)
 _FIRST_MAX = 1 << 20  # bytes of a log's end that are read the first time
 _READ_MAX = 16 << 20
 _SNAP_MAX = 32 << 20
+_TOLD_MAX = 64
 
 _DNF4_QUERY = (
     "SELECT t.id, coalesce(t.dt_end, t.dt_begin), i.action, r.name, r.epoch, r.version, r.release, r.arch"
@@ -41,6 +43,29 @@ _DNF5_QUERY = (
     " JOIN trans_item_action a ON a.id = i.action_id JOIN {names} n ON n.id = r.name_id"
     " JOIN {archs} h ON h.id = r.arch_id WHERE t.id > ? ORDER BY t.id, i.id LIMIT 20000"
 )
+
+
+_told: set[str] = set()  # what this process has complained of already
+
+
+def complain(text: str) -> None:
+    """Warn of something once in a process: it is looked at with every call."""
+    if text not in _told:
+        if len(_told) >= _TOLD_MAX:
+            _told.clear()
+        _told.add(text)
+        journal.warning(text)
+
+
+def _status(path: str) -> os.stat_result | None:
+    """A source, if there is one. What is no regular file is none: a FIFO would hold us up. Raises OSError."""
+    try:
+        status = os.stat(paths.host(path))
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    if not stat.S_ISREG(status.st_mode):
+        raise OSError(f"{path} is no regular file")
+    return status
 
 
 class PackageLogs:
@@ -56,7 +81,7 @@ class PackageLogs:
             try:
                 found += read()
             except OSError as error:
-                journal.warning(f"Cannot read a package manager's records: {error}")
+                complain(f"Cannot read a package manager's records: {error}")
         found.sort(key=lambda one: one.time_us)
         return found
 
@@ -86,9 +111,8 @@ class PackageLogs:
     ) -> list[Transaction]:
         """New whole lines of a log, beginning with the rest of the one that was rotated away."""
         host = paths.host(path)
-        try:
-            status = os.stat(host)
-        except (FileNotFoundError, NotADirectoryError):
+        status = _status(path)
+        if status is None:
             return []
         known = self.cursors.get(path)
         if known == [status.st_ino, status.st_size]:
@@ -110,7 +134,9 @@ class PackageLogs:
     def _history(self, path: str) -> list[Transaction]:
         """The transactions of a history database that are not known yet. It is opened for reading only."""
         host = paths.host(path)
-        status = os.stat(host)
+        status = _status(path)
+        if status is None:
+            return []  # gone in this moment
         stamp = [status.st_ino, status.st_mtime_ns, status.st_size]
         known = self.cursors.get(path) or {"stamp": None, "last": 0}
         if known["stamp"] == stamp:
@@ -141,10 +167,11 @@ class PackageLogs:
         return list(packages.dnf_history(rows))
 
     def _snap(self) -> list[Transaction]:
-        host = paths.host(SNAP)
         try:
-            status = os.stat(host)
-        except (FileNotFoundError, NotADirectoryError, PermissionError):
+            status = _status(SNAP)
+        except PermissionError:
+            return []
+        if status is None:
             return []
         stamp = [status.st_ino, status.st_mtime_ns]
         if self.cursors.get(SNAP) == stamp or status.st_size > _SNAP_MAX:
@@ -152,11 +179,10 @@ class PackageLogs:
         import json
 
         try:
-            with open(host, encoding="utf-8") as file:
-                state = json.load(file)
+            state = json.loads(plainfile.read(paths.host(SNAP), _SNAP_MAX))
         except PermissionError:
             return []
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise OSError(f"{SNAP}: {error}") from None
         self.cursors[SNAP] = stamp
         return list(packages.snap(state))
@@ -169,7 +195,8 @@ def _tail(path: str, offset: int, inode: int) -> tuple[bytes, int]:
     except FileNotFoundError:
         return b"", 0
     try:
-        if os.fstat(handle).st_ino != inode:
+        status = os.fstat(handle)
+        if status.st_ino != inode or not stat.S_ISREG(status.st_mode):
             return b"", 0
         pieces = []
         at = offset

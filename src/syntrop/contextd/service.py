@@ -72,7 +72,7 @@ class Context1:
         operator = await self._operator(call)
         await self._caught_up()
         keeper, most = self._keeper(), limit or LISTED
-        return {"events": await self._in_store(lambda: self._events(keeper, name, since_us, most, operator))}
+        return await self._in_store(lambda: self._events(keeper, name, since_us, most, operator))
 
     async def RecordEvent(
         self,
@@ -147,7 +147,7 @@ class Context1:
                 retention_us=given.retention_days * DAY * 1_000_000,
                 fanotify=given.fanotify,
             )
-            self._keeper_made = Keeper(paths.state("contextd"), options, self._published)
+            self._keeper_made = Keeper(paths.state("contextd"), options, self._published, alone=True)
         return self._keeper_made
 
     def _compose(self) -> Composer:
@@ -184,6 +184,8 @@ class Context1:
 
             self._live = Live(self._daemon, self._keeper())
             self._live.start()
+        elif self._live is not None:
+            self._live.look_again()
 
     async def _caught_up(self) -> None:
         """Wait, within reason, until what changed while we slept is known."""
@@ -225,28 +227,37 @@ class Context1:
     @staticmethod
     def _diffs(keeper: Keeper, since_us: int, operator: bool) -> dict[str, Any]:
         from syntrop.contextd.clock import now_us
-        from syntrop.contextd.context import Teller
+        from syntrop.contextd.context import Teller, caveats
 
         with keeper.lock.urgent:
             keeper.open()
             events = keeper.chronology.since(now_us() - since_us, lambda event: event.source == "file")
             tell = Teller(keeper.chronology.details, operator=operator)
-            return {"diffs": [tell.diff(event) for event in events], "watched_since_us": keeper.watched_since_us}
+            return {
+                "diffs": [tell.diff(event) for event in events],
+                "watched_since_us": keeper.watched_since_us,
+                "coverage": caveats(keeper.coverage, keeper.unkept, operator=operator),
+            }
 
     @staticmethod
-    def _events(
-        keeper: Keeper, unit: str | None, since_us: int, limit: int, operator: bool
-    ) -> list[dict[str, Any]]:
+    def _events(keeper: Keeper, unit: str | None, since_us: int, limit: int, operator: bool) -> dict[str, Any]:
         from syntrop.contextd.clock import now_us
-        from syntrop.contextd.context import Teller
+        from syntrop.contextd.context import Teller, caveats
 
         with keeper.lock.urgent:
             keeper.open()
+            unkept = keeper.unkept
             with keeper.journals.open() as reader:
-                keeper.take_in(reader)
+                try:
+                    keeper.take_in(reader)
+                except OSError as error:
+                    unkept = error  # what is on record is told all the same
             events = keeper.chronology.since(now_us() - since_us, lambda event: unit is None or event.unit == unit)
             tell = Teller(keeper.chronology.details, operator=operator)
-            return [tell.event(event) for event in events[:limit]]
+            return {
+                "events": [tell.event(event) for event in events[:limit]],
+                "coverage": caveats(keeper.coverage, unkept, operator=operator),
+            }
 
     def _told(self, event: Event, operator: bool) -> dict[str, Any]:
         from syntrop.contextd.context import Teller

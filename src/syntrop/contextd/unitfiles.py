@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import os
 import re
-import stat
 
 from syntrop.common import paths
+from syntrop.contextd import plainfile
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -211,19 +211,10 @@ def _listed(folder: str) -> list[str]:
 
 def _read(path: str) -> str:
     """The text of a unit's file; none for what is no regular file: a FIFO would hold us up, a device act."""
-    host = paths.host(path)
     try:
-        handle = os.open(host, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+        return plainfile.read(paths.host(path), _FILE_MAX).decode("utf-8", "replace")
     except OSError:
         return ""
-    try:
-        if not stat.S_ISREG(os.fstat(handle).st_mode):
-            return ""
-        return os.pread(handle, _FILE_MAX, 0).decode("utf-8", "replace")
-    except OSError:
-        return ""
-    finally:
-        os.close(handle)
 
 
 def _find_links(unit: Unit, listing: dict[str, frozenset[str]]) -> None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+import sys
 import time
 
 from syntrop.common import loop, paths
@@ -49,6 +50,12 @@ async def ask(method: str, parameters: dict[str, Any]) -> dict[str, Any]:
             return found
     finally:
         client.close()
+
+
+def caveats(reply: dict[str, Any]) -> None:
+    """Say what an answer lacks, where contextd says so."""
+    for text in reply.get("coverage") or ():
+        print(f"syntropctl: {text}", file=sys.stderr)
 
 
 def seconds(text: str) -> int:

@@ -27,6 +27,7 @@ async def drift(unit: str | None, since: int, *, diffs: bool, as_json: bool) -> 
             if diffs:
                 _indent(one["diff_content"])
         _caveat(found.get("watched_since_us"), since)
+        chronology.caveats(found)
         return 0
     context = (await chronology.ask("GetUnitContext", {"unit": unit, "since_seconds": since}))["context"]
     if as_json:
@@ -34,17 +35,18 @@ async def drift(unit: str | None, since: int, *, diffs: bool, as_json: bool) -> 
         return 0
     _show(context, diffs)
     _caveat(context.get("watched_since_us"), since)
+    chronology.caveats(context)
     return 0
 
 
 def _show(context: dict[str, Any], diffs: bool) -> None:
     print(context["summary"])
-    by_id = {one.get("event_id"): one for one in context["config_diffs"] if one.get("event_id")}
+    by_id = {one.get("event_id") or one.get("summary"): one for one in context["config_diffs"]}
     for event in context.get("events") or ():
         print(f"\n{chronology.clock(event['timestamp_us'])}  {event['source']:<8} {event['summary']}")
         if event.get("reason"):
             print(f"    {event['reason']}")
-        change = by_id.get(event["id"])
+        change = by_id.get(event["id"]) or by_id.get(event["summary"])  # what is not on record has no identifier
         if diffs and change is not None:
             _indent(change["diff_content"])
         elif diffs and event.get("details"):

@@ -19,7 +19,8 @@ async def events(unit: str | None, since: int, limit: int, *, as_json: bool) -> 
     parameters: dict[str, Any] = {"since_seconds": since, "limit": limit}
     if unit is not None:
         parameters["unit"] = unit
-    found = (await chronology.ask("ListEvents", parameters))["events"]
+    reply = await chronology.ask("ListEvents", parameters)
+    found = reply["events"]
     if as_json:
         print(json.dumps(found, indent=2))
         return 0
@@ -27,6 +28,7 @@ async def events(unit: str | None, since: int, limit: int, *, as_json: bool) -> 
         print("nothing was recorded in this time")
     for event in reversed(found):
         _show(event)
+    chronology.caveats(reply)
     return 0
 
 

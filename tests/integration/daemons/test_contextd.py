@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -213,6 +215,149 @@ def test_the_first_callers_may_come_at_once(machine: Machine) -> None:
     events = client.call(CONTEXT1 + "ListEvents", limit=1000).parameters["events"]
     assert {(event["id"], event["summary"]) for event in events if event["source"] == "test"} == set(told)
     assert len({event["id"] for event in events}) == len(events)
+
+
+def test_another_one_on_the_same_store_is_refused(machine: Machine) -> None:
+    client = machine.start()
+    record = {"source": "test", "summary": "first"}
+    assert client.call(CONTEXT1 + "RecordEvent", **record).parameters == {"event_id": "event-1"}
+    environment = {"SYNTROP_HOST_ROOT": str(machine.root), "STATE_DIRECTORY": str(machine.unit.state)}
+    other = type(machine._launch)(machine.root.parent / "other")
+    try:
+        unit = other("contextd", environment=environment)
+        second = other.client(unit, "io.syntrop.Context1")
+        for method, parameters in (
+            ("RecordEvent", {"source": "test", "summary": "second"}),
+            ("GetUnitContext", {"unit": "web"}),
+            ("ListEvents", {}),
+            ("ListRecentDiffs", {}),
+        ):
+            reply = second.call(CONTEXT1 + method, **parameters)
+            assert reply.error == CONTEXT1 + "OperationFailed", method
+            assert reply.parameters["reason"] == f"another contextd keeps {machine.unit.state}"
+        events = client.call(CONTEXT1 + "ListEvents").parameters["events"]
+        assert [(event["id"], event["summary"]) for event in events] == [("event-1", "first")]
+        # Once the first is gone, the second has the store, with all that is in it, and looks at the machine.
+        machine.stop()
+        assert second.call(CONTEXT1 + "RecordEvent", **record).parameters == {"event_id": "event-2"}
+        until(lambda: second.call(CONTEXT1 + "ListRecentDiffs").parameters.get("watched_since_us"))
+    finally:
+        other.close()
+
+
+def test_folders_are_watched_however_deep(machine: Machine) -> None:
+    deep = "/etc/deep" + "/folder" * 60
+    machine.write(f"{deep}/file", "1\n")
+    client = machine.start()
+    reply = client.call(CONTEXT1 + "ListRecentDiffs").parameters
+    assert (reply["diffs"], reply.get("coverage")) == ([], None)
+    machine.write(f"{deep}/file", "2\n")
+    until(lambda: f"{deep}/file" in diffs(client))
+    machine.write(f"{deep}/more/and/more", "1\n")
+    until(lambda: f"{deep}/more/and/more" in diffs(client))
+
+
+def test_what_no_path_reaches_is_said_to_be_left_out(machine: Machine) -> None:
+    """Below 4095 bytes of path the kernel opens nothing by its whole name."""
+    here = os.open(machine.root / "etc", os.O_RDONLY | os.O_DIRECTORY)
+    name = "d" * 250
+    for _ in range(17):
+        os.mkdir(name, dir_fd=here)
+        below = os.open(name, os.O_RDONLY | os.O_DIRECTORY, dir_fd=here)
+        os.close(here)
+        here = below
+    os.close(here)
+    try:
+        client = machine.start()
+        [note] = client.call(CONTEXT1 + "ListRecentDiffs").parameters["coverage"]
+        assert note.startswith("Not looked at: 1 path, /etc/ddd") and note.endswith("(File name too long).")
+        assert len(note) < 300
+        assert client.call(CONTEXT1 + "ListEvents").parameters["coverage"] == [note]
+        context = client.call(CONTEXT1 + "GetUnitContext", unit="web").parameters["context"]
+        assert context["coverage"] == [note]
+    finally:
+        subprocess.run(["rm", "-r", str(machine.root / "etc" / name)], check=True)  # it goes by descriptors
+
+
+@pytest.mark.root
+def test_on_a_full_disk_what_can_be_told_is_told(machine: Machine, tmp_path: Path) -> None:
+    state = tmp_path / "contextd/state"
+    state.mkdir(parents=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m,mode=700", "none", state], check=True)
+    try:
+        client = machine.start()
+        assert diffs(client) == {}
+        with open(state / "filler", "wb", buffering=0) as filler:
+            try:
+                while True:
+                    filler.write(bytes(4096))
+            except OSError as error:
+                assert error.errno == errno.ENOSPC
+        # What is left of the last block takes some events more.
+        before = 0
+        while not (refused := client.call(CONTEXT1 + "RecordEvent", source="test", summary="before")).error:
+            before += 1
+        assert (refused.error, refused.parameters) == (
+            CONTEXT1 + "OperationFailed",
+            {"reason": "No space left on device"},
+        )
+        machine.write("/etc/systemd/system/web.service.d/memory.conf", "[Service]\nMemoryMax=1M\n")
+        full = "Nothing new could be recorded (No space left on device); the next look that can finds it again."
+        context = client.call(CONTEXT1 + "GetUnitContext", unit="web").parameters["context"]
+        assert context["coverage"] == [full]
+        first = context["config_diffs"][0]
+        assert first["file_path"] == "/etc/systemd/system/web.service.d/memory.conf"
+        assert first["diff_content"].endswith("+MemoryMax=1M\n")
+        assert (first.get("event_id"), first["reason"].split(",")[0]) == (None, "drop-in of web.service")
+        listed = until(lambda: _noted(client.call(CONTEXT1 + "ListEvents").parameters))
+        assert [event["summary"] for event in listed["events"]] == ["before"] * before
+        (state / "filler").unlink()
+        # Found again by the next look, recorded once, and nothing more to note.
+        path = "/etc/systemd/system/web.service.d/memory.conf"
+        until(lambda: path in diffs(client))
+        assert until(lambda: not client.call(CONTEXT1 + "ListEvents").parameters.get("coverage"))
+        events = client.call(CONTEXT1 + "ListEvents").parameters["events"]
+        assert [event["summary"].split()[0] for event in events].count(path) == 1
+        machine.stop()
+    finally:
+        subprocess.run(["umount", "--lazy", state], check=True)
+
+
+def _noted(reply: dict[str, Any]) -> dict[str, Any] | None:
+    return reply if reply.get("coverage") else None
+
+
+def test_what_is_no_file_holds_nobody_up_and_is_complained_of_once(
+    machine: Machine, capfd: pytest.CaptureFixture[str]
+) -> None:
+    places = (
+        "/var/log/dpkg.log",
+        "/var/log/pacman.log",
+        "/var/lib/dnf/history.sqlite",
+        "/var/lib/snapd/state.json",
+    )
+    for place in places:
+        path = machine.path(place)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        os.mkfifo(path)
+    os.mkfifo(machine.path("/etc/web/pipe"))
+    with socket.socket(socket.AF_UNIX) as listener:
+        here = os.open(machine.path("/etc/web"), os.O_RDONLY)
+        listener.bind(f"/proc/self/fd/{here}/socket")
+        os.close(here)
+        client = machine.start()
+        for _ in range(5):
+            assert diffs(client) == {}
+            assert client.call(CONTEXT1 + "ListEvents").parameters == {"events": []}
+            context = client.call(CONTEXT1 + "GetUnitContext", unit="web").parameters["context"]
+            assert context.get("coverage") is None
+        os.mkfifo(machine.path("/etc/web/later"))
+        assert until(lambda: diffs(client)).keys() == {"/etc/web/later"}
+        machine.stop()
+    told = capfd.readouterr().err
+    for place in places:
+        assert told.count(f"{place} is no regular file") == 1, told
+    assert "/etc/web/" not in told
 
 
 @pytest.mark.parametrize(
