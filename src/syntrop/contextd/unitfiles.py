@@ -66,6 +66,11 @@ _PATH_SETTINGS = frozenset(
         "PathModified", "SourcePath", "OpenFile", "ReadOnlyDirectories", "ReadWriteDirectories",
     )
 )  # fmt: skip
+# Of those, the ones that name what is read and not what is kept: a folder there stands for the files in it.
+_READ_SETTINGS = frozenset(("ReadOnlyPaths", "ReadOnlyDirectories", "BindReadOnlyPaths", "LoadCredential"))
+_IN_FOLDER_MAX = 64
+# Folders that many share, or whose files are nobody's configuration.
+_SHARED = re.compile(r"/[^/]*|/usr(/local)?(/[^/]+)?|/var/[^/]+|/run/(systemd|user)(/.*)?|/home/.*")
 _FILE_MAX = 1 << 20
 _WORD = re.compile(r"""(?:[^\s"'\\]+|\\.|"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*')+""")
 _IN_WORD = re.compile(r"(?:^|[=:,])(/[^\s=:,;]+)")
@@ -266,6 +271,15 @@ def _collect(unit: Unit, text: str, path: str) -> None:
             for word in value.split():
                 for found in _IN_WORD.findall(word.lstrip("-+!|")):
                     _name(unit, found, CONFIGURATION)
+                    if name in _READ_SETTINGS:
+                        _name_files_in(unit, os.path.normpath(found))
+
+
+def _name_files_in(unit: Unit, folder: str) -> None:
+    """The files of a folder that a unit names to read from; not those below it, and not any number of them."""
+    if not _SHARED.fullmatch(folder) and os.path.isdir(paths.host(folder)):
+        for entry in _listed(folder)[:_IN_FOLDER_MAX]:
+            _name(unit, join(folder, entry), CONFIGURATION)
 
 
 def _collect_command(unit: Unit, value: str) -> None:

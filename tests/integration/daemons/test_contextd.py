@@ -104,6 +104,36 @@ def test_what_changed_while_it_slept_is_found(machine: Machine) -> None:
     assert again["watched_since_us"] == first["watched_since_us"]
 
 
+def summaries(client: Any) -> list[str]:
+    context = client.call(CONTEXT1 + "GetUnitContext", unit="web").parameters["context"]
+    return [one["summary"] for one in context["config_diffs"]]
+
+
+def test_files_in_a_folder_that_a_unit_reads_from_are_its_own(machine: Machine) -> None:
+    machine.write(
+        "/etc/systemd/system/web.service.d/paths.conf",
+        "[Service]\nReadOnlyPaths=-/opt/web/conf /srv/one.conf\nBindReadOnlyPaths=/opt/from:/opt/to:rbind\n",
+    )
+    for path in ("/opt/web/conf/a.conf", "/srv/one.conf", "/opt/from/file"):
+        machine.write(path, "1\n")
+    client = machine.start()
+    assert diffs(client) == {}
+    machine.stop()
+    for path in ("/opt/web/conf/a.conf", "/srv/one.conf", "/opt/from/file"):
+        machine.write(path, "2\n")
+    machine.write("/opt/web/conf/new.conf", "1\n")
+    client = machine.start()
+    context = client.call(CONTEXT1 + "GetUnitContext", unit="web").parameters["context"]
+    found = {one["file_path"]: one for one in context["config_diffs"]}
+    for path in ("/opt/web/conf/a.conf", "/srv/one.conf", "/opt/from/file"):
+        assert found[path]["diff_content"].endswith("-1\n+2\n")
+        assert found[path]["reason"].startswith("configuration of web.service")
+    # What is new there cannot be told from what has only now been named, and is told so from the next time on.
+    until(lambda: "/opt/web/conf/new.conf changed before it was watched" in summaries(client))
+    machine.write("/opt/web/conf/a.conf", "3\n")
+    until(lambda: summaries(client).count("/opt/web/conf/a.conf changed") == 2)
+
+
 def test_there_and_back_while_it_slept_is_no_change(machine: Machine) -> None:
     client = machine.start()
     assert diffs(client) == {}
