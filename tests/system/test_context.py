@@ -14,6 +14,11 @@ from suite import CALL
 CONTEXT = "/run/syntrop/io.syntrop.Context1"
 UNIT = "/etc/systemd/system/victim.service"
 DROP_IN = "/etc/systemd/system/victim.service.d/mode.conf"
+# It ends when its line is on record as its own: journald looks up who spoke while the speaker lives.
+WORK = (
+    "echo working; until journalctl -q -o cat _SYSTEMD_INVOCATION_ID=$$INVOCATION_ID | grep -q working; "
+    "do sleep 0.1; done; exit $CODE"
+)
 
 
 def call(machine: Machine, method: str, user: str | None = None, **parameters: Any) -> dict[str, Any]:
@@ -26,7 +31,7 @@ def call(machine: Machine, method: str, user: str | None = None, **parameters: A
 @pytest.fixture(scope="module")
 def crashed(machine: Machine) -> Machine:
     """A unit that ran well, and failed after its drop-in was edited while contextd slept."""
-    machine.write(UNIT, "[Service]\nExecStart=/bin/sh -c 'echo working; exit $CODE'\n")
+    machine.write(UNIT, f"[Service]\nExecStart=/bin/sh -c '{WORK}'\n")
     machine.write(DROP_IN, "[Service]\nEnvironment=CODE=0\n")
     machine.run("systemctl daemon-reload && systemctl start victim.service")
     call(machine, "ListRecentDiffs")
