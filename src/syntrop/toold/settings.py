@@ -68,7 +68,7 @@ TABLE: tuple[Setting, ...] = (
         "bubblewrap",
         str,
         "auto",
-        "Whether commands see only the files that their tool declares, and no network interface: where bubblewrap "
+        "Whether commands see only the files that their tool declares: where bubblewrap "
         "works, always (or they do not run), or never.",
         section="sandbox",
         choices=("auto", "always", "never"),
