@@ -33,6 +33,12 @@ def test_the_manager_knows_every_directive(bookworm: Machine) -> None:
     assert "Unknown key" not in bookworm.journal()
 
 
+def test_a_command_of_toold_has_namespaces_of_its_own(bookworm: Machine) -> None:
+    reply = json.loads(bookworm.run(["syntropctl", "run", "net_listeners", "tcp", "--json"]).stdout)
+    assert reply["result"]["sandbox"] == ["user", "mnt", "pid", "net", "ipc", "uts", "cgroup"]
+    assert "127.0.0.1:32768" in reply["result"]["stdout"]
+
+
 def test_one_answer(bookworm: Machine) -> None:
     bookworm.run(IMPORT)
     ask = {"model": MODEL, "messages": [{"role": "user", "content": "Say hello."}], "max_tokens": 8}

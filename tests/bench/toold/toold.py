@@ -50,7 +50,7 @@ def bare(name: str) -> float:
     command = commands.build(catalog.parse(catalog.find(name), TOOLS[name], None))
     assert command is not None
     begun = perf_counter()
-    subprocess.run(command.argv, check=False, capture_output=True)
+    subprocess.run(command.argv, check=False, capture_output=True, env=command.environment)
     return (perf_counter() - begun) * 1000
 
 
