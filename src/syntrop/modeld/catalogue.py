@@ -14,9 +14,14 @@ from syntrop.modeld.pieces import Piece
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection, Mapping
     from typing import Any
 
+    from syntrop.modeld.listing import Kept
+
+
+UNKNOWN = "unknown"
+"""The format of a model that cannot be read."""
 
 _SETTLED_NS = 1_000_000_000
 
@@ -40,11 +45,15 @@ class Entry:
     def id(self) -> str:
         return naming.digest_id(self.digest) if self.name is None else f"{self.name}:{self.tag}"
 
+    def under(self, name: str, tag: str) -> Entry:
+        """The same model under another of its names."""
+        return Entry(self.digest, name, tag, self.size, self.pinned, self.format)
+
 
 class Index:
     """All that is in the store, as it was at one count of changes."""
 
-    __slots__ = ("models", "names", "orphans", "parts", "pins", "sizes", "stamp", "tags")
+    __slots__ = ("loose", "models", "names", "orphans", "parts", "pins", "sizes", "stamp", "tags")
 
     def __init__(self, stamp: object) -> None:
         self.stamp = stamp
@@ -60,6 +69,8 @@ class Index:
         """Name, tag and digest, in the order of names."""
         self.names: dict[str, tuple[str, str]] = {}
         """The first name of a digest."""
+        self.loose: list[str] = []
+        """Names of what is not there."""
         self.pins: set[str] = set()
 
 
@@ -79,26 +90,42 @@ class Catalogue:
         self.listing = os.path.join(root, "listing")
         self.lock = os.path.join(root, "lock")
         self._free = free
-        # Neither changes once it is there.
+        # None of these changes once it is there.
         self._known_notes: dict[str, dict[str, Any]] = {}
+        self._known_formats: dict[str, str] = {}
         self._known_manifests: dict[str, Manifest] = {}
         self._known_tags: dict[str, tuple[int, list[tuple[str, str]]]] = {}
         self._index: Index | None = None
-        self._entries: tuple[Index, list[Entry]] | None = None
         self._last_use = 0
 
-    def entries(self) -> list[Entry]:
-        """All models by identifier, one entry for each tag. The list is shared: do not change it."""
-        index = self.index()
-        if self._entries is None or self._entries[0] is not index:
-            found = [
-                self._entry(digest, name, tag, index.models[digest], digest in index.pins)
-                for name, tag, digest in index.tags
-            ]
-            unnamed = index.models.keys() - index.names.keys()
-            found += [self._entry(one, None, None, index.models[one], one in index.pins) for one in unnamed]
-            self._entries = index, sorted(found, key=lambda entry: entry.id)
-        return self._entries[1]
+    def entries(self, index: Index | None = None) -> list[Entry]:
+        """All models by identifier, one entry for each tag."""
+        index = index or self.index()
+        found = [
+            self._entry(digest, name, tag, index.models[digest], digest in index.pins)
+            for name, tag, digest in index.tags
+        ]
+        unnamed = index.models.keys() - index.names.keys()
+        found += [self._entry(one, None, None, index.models[one], one in index.pins) for one in unnamed]
+        return sorted(found, key=lambda entry: entry.id)
+
+    def look(self, digest: str, names: Collection[str]) -> list[Entry]:
+        """The entries of one model as it is now, if it is there; `names` are all that it has."""
+        size = self._model_size(digest, bool(names))
+        if size is None:
+            return []
+        pinned = os.path.exists(os.path.join(self.pins, digest))
+        unnamed = self._entry(digest, None, None, size, pinned)
+        return [unnamed.under(*one.split(":")) for one in names] or [unnamed]
+
+    def know(self, formats: Mapping[str, str]) -> None:
+        """The formats of models, which never change, as they were once found."""
+        self._known_formats |= {digest: kind for digest, kind in formats.items() if kind != UNKNOWN}
+
+    def named(self, name: str) -> str:
+        """The digest that `name:tag` names, whether it is there or not; or nothing."""
+        name, _, tag = name.partition(":")
+        return self._tagged(name, tag) if naming.is_name(name) else ""
 
     def find(self, identifier: naming.Identifier) -> Entry:
         """The model of an identifier. Raises NoSuchModel."""
@@ -179,21 +206,13 @@ class Catalogue:
                 found += (status.st_ino, status.st_ctime_ns)
         return tuple(found)
 
-    def kept(self, stamp: tuple[int, ...]) -> bytes | None:
-        """The answer that was kept, if it is still true."""
-        known = listing.read(self.listing)
-        return known[1] if known is not None and known[0] == stamp else None
+    def kept(self, since: Kept | None = None) -> Kept | None:
+        """What is kept of the answer to `List`; of the file of `since`, what was added to it."""
+        return listing.read(self.listing, since)
 
-    def keep(self, stamp: tuple[int, ...], answer: bytes) -> None:
-        """Keep an answer for the next process, unless it is true no more. Raises OSError."""
-        try:
-            still = disk.Still(self.lock)
-        except FileNotFoundError:
-            return  # nothing was ever stored
-        with still:
-            # After a change that was broken off, what is seen may not be on the disk.
-            if stamp[0] % 2 == 0 and self.stamp() == stamp:
-                listing.write(self.listing, stamp, answer)
+    def changing(self) -> bool:
+        """Whether somebody is at a change now."""
+        return disk.is_locked(self.lock)
 
     # --- inside ---
 
@@ -242,6 +261,7 @@ class Catalogue:
             else:
                 continue
             index.parts[digest] = {digest}
+        index.loose = [f"{name}:{tag}" for name, tag, digest in index.tags if digest not in index.models]
         index.tags = [row for row in index.tags if row[2] in index.models]
         for name, tag, digest in index.tags:
             index.names.setdefault(digest, (name, tag))
@@ -276,6 +296,13 @@ class Catalogue:
         if several is not None and all(map(os.path.exists, map(self._blob, several.digests))):
             return several.size
         return None
+
+    def _model_size(self, digest: str, is_tagged: bool) -> int | None:
+        """Bytes of a model, if this is one: a file that came as part of one is none of its own."""
+        if is_tagged or os.path.exists(self._note_path(digest)):
+            return self._size(digest)
+        several = self._manifest(digest)
+        return self._size(digest) if several is not None else None
 
     def _exists(self, digest: str) -> bool:
         try:
@@ -335,7 +362,19 @@ class Catalogue:
         return digest if naming.is_hex(digest) else ""
 
     def _entry(self, digest: str, name: str | None, tag: str | None, size: int, pinned: bool) -> Entry:
-        return Entry(digest, name, tag, size, pinned, self._note(digest)["format"])
+        return Entry(digest, name, tag, size, pinned, self._format(digest))
+
+    def _format(self, digest: str) -> str:
+        from sys import intern
+
+        known = self._known_formats.get(digest)
+        if known is None:
+            note = self._known_notes.get(digest) or self._read_note(digest) or self._make_note(digest)
+            # What cannot be read now may be another time.
+            known = intern(note["format"])
+            if known != UNKNOWN:
+                self._known_formats[digest] = known
+        return known
 
     def _note(self, digest: str) -> dict[str, Any]:
         note = self._known_notes.get(digest)
@@ -366,7 +405,7 @@ class Catalogue:
             kind = several.format if several else pieces.examine(opened[0].handle)[1]
             note = {"format": kind, "metadata": pieces.describe(opened, kind)}
         except (Unsuitable, FileNotFoundError) as error:
-            return {"format": "unknown", "metadata": {"fault": str(error)}}
+            return {"format": UNKNOWN, "metadata": {"fault": str(error)}}
         finally:
             pieces.dispose(opened)
         disk.make_folders(self.notes)

@@ -9,6 +9,7 @@ import os
 import signal
 
 from syntrop.common import paths
+from syntrop.modeld.faults import REFUSALS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -247,13 +248,13 @@ class Lock:
     The count tells a reader in any process whether what it knows still holds. It is odd while somebody is at a
     change, and stays odd when that ends before its time, by an error or a kill: what is seen then may not be on
     the disk, and must not be built upon before it is. `prepare` is called before the change, and told whether that
-    is so. The count itself is not synced: after a power failure nothing is seen that is not on the disk, and no
-    process is left that knows anything.
+    is so; `finish` after it, however it ended. The count itself is not synced: after a power failure nothing is
+    seen that is not on the disk, and no process is left that knows anything.
     """
 
-    def __init__(self, path: str, prepare: Callable[[bool], object]) -> None:
+    def __init__(self, path: str, prepare: Callable[[bool], object], finish: Callable[[], object]) -> None:
         self._path = path
-        self._prepare = prepare
+        self._prepare, self._finish = prepare, finish
         self._handle = -1
 
     def __enter__(self) -> None:
@@ -266,9 +267,12 @@ class Lock:
             raise
 
     def __exit__(self, kind: type[BaseException] | None, *_error: object) -> None:
+        # What the store refuses, it refuses between two changes; anything else may have come in the midst of one.
+        broken_off = kind is not None and not issubclass(kind, REFUSALS)
         try:
+            self._finish()
             # Also after a change: what was read in the midst of it is not kept beyond it.
-            self._count(odd=kind is not None and issubclass(kind, OSError))
+            self._count(odd=broken_off)
         finally:
             os.close(self._handle)
 
@@ -280,21 +284,19 @@ class Lock:
         return bool(number % 2)
 
 
-class Still:
-    """The same lock, by one who changes nothing and so does not count. Raises FileNotFoundError where none is."""
-
-    def __init__(self, path: str) -> None:
-        self._handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-
-    def __enter__(self) -> None:
-        try:
-            fcntl.flock(self._handle, fcntl.LOCK_EX)
-        except BaseException:
-            os.close(self._handle)
-            raise
-
-    def __exit__(self, *_error: object) -> None:
-        os.close(self._handle)
+def is_locked(path: str) -> bool:
+    """Whether anybody holds a `Lock` of this path now, in whatever process."""
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return False
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(handle)
 
 
 def changes(path: str) -> int:

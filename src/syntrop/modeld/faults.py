@@ -47,3 +47,6 @@ class Stopped(Exception):
 
 class InUse(Exception):
     """Somebody else is at it."""
+
+
+REFUSALS = (NoSuchModel, Unsuitable, DigestMismatch, OutOfSpace, Stopped, InUse)

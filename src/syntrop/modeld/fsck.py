@@ -132,13 +132,15 @@ def tidy(store: Store, report: Report) -> None:
     from time import time
 
     with store.locked():
+        store.unlist()  # somebody may have changed something by hand where the times of no folder tell it
         index = store.index()
         for digest in index.orphans:
             _drop(os.path.join(store.blobs, digest), report)
-        for folder in (store.blobs, store.manifests, store.notes):
+        for folder in (store.blobs, store.manifests, store.notes, store.incoming):
             for name in disk.names(folder):
                 path = os.path.join(folder, name)
-                if name.startswith(".") and (folder != store.blobs or _abandoned(path)):
+                is_written = folder in (store.blobs, store.incoming) and not _abandoned(path)
+                if name.startswith(".") and not is_written:
                     _drop(path, report)
         for name in disk.names(store.notes):
             if name.endswith(".json") and name.removesuffix(".json") not in index.models:

@@ -10,6 +10,7 @@ from syntrop.common.varlink.errors import VarlinkError
 from syntrop.modeld import naming, opening
 from syntrop.modeld.catalogue import Entry
 from syntrop.modeld.faults import DigestMismatch, NoSuchModel, OutOfSpace, Unsuitable
+from syntrop.modeld.keeping import Keeping
 from syntrop.modeld.rows import Listing, row
 from syntrop.modeld.sealed import Cache, cut
 from syntrop.modeld.store import Store
@@ -45,7 +46,7 @@ class Model1:
         self._sealing: dict[tuple[str, int, int], _Sealing] = {}
         self._pulls: Pulls | None = None
         self._listing = Listing(self._store)
-        daemon.on_stop(self._keep)
+        self._keeping = Keeping(daemon, self._listing)
 
     async def List(self, call: Call) -> dict[str, Any]:
         return await self._in_store(self._listing.answer)
@@ -204,6 +205,7 @@ class Model1:
         if max_bytes < 0:
             raise _invalid("max_bytes", "less than nothing")
         reclaimed, removed = await self._in_store(self._store.prune_entries, max_bytes)
+        await self._keeping.now()  # of all that went, nothing is looked for by who asks next
         _tell_removed(removed)
         return {
             "reclaimed_bytes": reclaimed,
@@ -230,6 +232,7 @@ class Model1:
             finally:
                 wanted[0] = False
         progress(report)
+        await self._keeping.now()
         for digest in report.files:
             journal.error(f"Put a damaged file into quarantine: {naming.digest_id(digest)}", DIGEST=digest)
         return state
@@ -244,10 +247,6 @@ class Model1:
             "free_bytes": await self._in_store(self._store.free),
             "floor_bytes": self._store.floor,
         }
-
-    async def _keep(self) -> None:
-        """Leave the next process the answer to `List`."""
-        await loop.thread(self._listing.keep)
 
     async def _opened(self, id: str, file: str | None) -> tuple[int, int, str]:
         return await self._in_store(self._store.open, _parse(id), _file_path(file), dispose=_close_first)
@@ -301,7 +300,9 @@ class Model1:
     async def _told(self, result: Awaitable[T], parameter: str = "fd") -> T:
         """A result of the store, its errors in the interface's terms."""
         try:
-            return await result
+            told = await result
+            self._keeping.soon()
+            return told
         except NoSuchModel as error:
             raise VarlinkError(_INTERFACE + "NoSuchModel", id=error.identifier) from None
         except Unsuitable as error:

@@ -9,7 +9,7 @@
     uses/<hex>            markers whose time is that of the model's last opening
     incoming/             downloads that are not whole yet (`incoming.py`)
     quarantine/           files that fsck found damaged (`fsck.py`)
-    listing               the answer to `List` (`listing.py`)
+    listing               the answer to `List`, and what changed since it was written (`listing.py`)
     lock                  held (flock) while names come to stand or fall
 
 A file comes in under no name (O_TMPFILE), is synced, and is linked into place; then its folder is synced, so that
@@ -23,14 +23,14 @@ import os
 
 from syntrop.common import atomic
 from syntrop.modeld import disk, folder, listing, naming, pieces, room
-from syntrop.modeld.catalogue import Catalogue, Entry, Index
+from syntrop.modeld.catalogue import UNKNOWN, Catalogue, Entry, Index
 from syntrop.modeld.faults import DigestMismatch, OutOfSpace, Stopped, Unsuitable
 from syntrop.modeld.manifest import Manifest, Member
 from syntrop.modeld.pieces import Piece
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 
 class Store(Catalogue):
@@ -45,9 +45,10 @@ class Store(Catalogue):
     ) -> None:
         super().__init__(root, free)
         self.quota, self.floor = quota, floor
-        self.unlisted = False
-        """Whether we removed the listing, so that there was one and is none."""
+        self.overdue = False
+        """Whether the answer to `List` should be written anew: there is none, or much was added to it."""
         self._prepared = False
+        self._additions: listing.Additions | None = None  # under the lock
 
     # --- changing ------------------------------------------------------------------------------------------
 
@@ -132,6 +133,7 @@ class Store(Catalogue):
             os.fchmod(piece.handle, 0o440)
             os.fsync(piece.handle)
         with self.locked():
+            self._again(digest, *([f"{name}:{tag}"] if name is not None else []))
             for piece in parts:
                 disk.link(piece.handle, piece.temporary, self.blobs, piece.digest)
             disk.sync(self.blobs)
@@ -151,24 +153,28 @@ class Store(Catalogue):
         identifier = naming.Identifier(digest=digest)
         self._locate(identifier)
         with self.locked():
-            entry = self.find(identifier)
+            _, size = self._locate(identifier)
+            self._again(digest, f"{name}:{tag}")
             self._set_tag(name, tag, digest)
-        return Entry(digest, name, tag, entry.size, entry.pinned, entry.format)
+        return self._entry(digest, name, tag, size, os.path.exists(os.path.join(self.pins, digest)))
 
     def pin(self, identifier: naming.Identifier) -> None:
         """Keep a model from being pruned. Raises NoSuchModel."""
-        self.find(identifier)
+        self._locate(identifier)
         with self.locked():
-            path = os.path.join(self.pins, self.find(identifier).digest)
+            digest, _ = self._locate(identifier)
+            self._again(digest)
+            path = os.path.join(self.pins, digest)
             os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
             disk.sync(self.pins)
 
     def unpin(self, identifier: naming.Identifier) -> None:
         """Raises NoSuchModel."""
-        entry = self.find(identifier)
+        digest, _ = self._locate(identifier)
         if os.path.isdir(self.pins):
             with self.locked():
-                disk.unlink(os.path.join(self.pins, entry.digest))
+                self._again(digest)
+                disk.unlink(os.path.join(self.pins, digest))
                 disk.sync(self.pins)
 
     def prune(self, limit: int) -> tuple[int, list[str]]:
@@ -237,6 +243,7 @@ class Store(Catalogue):
                 disk.sync(place)
             index = self.index()
             models = [one for one in index.models if digest in index.parts[one]]
+            self._again(*models, digest)
             self._untag([*models, digest])
             for model in {*models, digest}:
                 self._forget(model)
@@ -259,7 +266,8 @@ class Store(Catalogue):
         progress: Callable[[int], object] | None,
     ) -> Piece:
         """A copy of a file, under no name."""
-        handle, temporary = disk.create(self.blobs)
+        # Not where the models are: on a file system without nameless files, that would look like somebody's doing.
+        handle, temporary = disk.create(self.incoming)
         try:
             digest = disk.copy(source, handle, size, wanted, progress)
             if digest is None:
@@ -340,7 +348,7 @@ class Store(Catalogue):
                     # Not by opening it, which would wait for ourselves.
                     note = self._known_notes.get(one) or self._read_note(one) or {}
                     name, tag = index.names.get(one, (None, None))
-                    entries.append(Entry(one, name, tag, index.models[one], False, note.get("format", "unknown")))
+                    entries.append(Entry(one, name, tag, index.models[one], False, note.get("format", UNKNOWN)))
             self._remove(index, gone)
         return reclaimed, entries, bool(gone)
 
@@ -348,6 +356,7 @@ class Store(Catalogue):
         """Names first, then manifests, then files that no other model needs."""
         if not models:
             return
+        self._again(*models)
         self._untag(models)
         for model in models:
             self._forget(model)
@@ -374,6 +383,7 @@ class Store(Catalogue):
 
     def _forget(self, model: str) -> None:
         self._known_notes.pop(model, None)
+        self._known_formats.pop(model, None)
         self._known_manifests.pop(model, None)
         disk.unlink(self._note_path(model))
         disk.unlink(os.path.join(self.uses, model))
@@ -384,13 +394,51 @@ class Store(Catalogue):
 
     def locked(self) -> disk.Lock:
         """The lock under which everything is changed."""
-        return disk.Lock(self.lock, self._before_change)
+        return disk.Lock(self.lock, self._before_change, self._after_change)
+
+    def keep(self, answer: bytes, loose: Collection[str] = ()) -> None:
+        """Keep an answer to `List`, and the names of what is not there. The lock is held. Raises OSError."""
+        if self._additions is not None:
+            self._additions.close()
+        times = self.stamp()[1:]
+        if listing.write(self.listing, answer, loose, times):
+            self._additions = listing.Additions(self.listing, times)
+
+    def unlist(self) -> None:
+        """Believe no answer that was kept. The lock is held. Raises OSError."""
+        if self._additions is not None:
+            self._additions.lose()
+
+    def _again(self, *changing: str) -> None:
+        """These models and names are about to change: tell whoever is asked for the list. The lock is held."""
+        if self._additions is not None:
+            self._additions.again(changing)
 
     def _before_change(self, broken_off: bool) -> None:
-        if listing.drop(self.listing):
-            self.unlisted = True
         if broken_off:
             self._settle()
+        self._additions = listing.Additions(self.listing, self.stamp()[1:])
+        if not self._additions.is_kept and self._is_empty():
+            # From the first model on, whoever asks for the list has only to look at what changed.
+            self.keep(listing.join(()))
+
+    def _after_change(self) -> None:
+        additions, self._additions = self._additions, None
+        if additions is not None:
+            try:
+                additions.settle(self.stamp()[1:])
+                self.overdue = not additions.is_kept or additions.is_long
+            finally:
+                additions.close()
+
+    def _is_empty(self) -> bool:
+        """Whether there is neither a model nor a name of one; without reading thousands of names."""
+        for place in (self.blobs, self.manifests, self.tags):
+            if os.path.isdir(place):
+                with os.scandir(place) as found:
+                    if any(not one.name.startswith(".") for one in found):
+                        return False
+        return True
 
     def _settle(self) -> None:
         """Make safe what is there: whoever put it there, or removed something, did not come to sync it."""

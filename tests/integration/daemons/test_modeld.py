@@ -8,10 +8,13 @@ import hashlib
 import json
 import mmap
 import os
+import signal
 import socket
 import struct
 import threading
+from collections.abc import Callable
 from pathlib import Path
+from time import monotonic, sleep
 from typing import Any
 
 import pytest
@@ -38,6 +41,13 @@ def model(name: str = "tiny", padding: int = 0) -> bytes:
 
 def digest_of(data: bytes) -> str:
     return "sha256:" + hashlib.sha256(data).hexdigest()
+
+
+def until(condition: Callable[[], bool]) -> None:
+    end = monotonic() + 60
+    while not condition():
+        assert monotonic() < end
+        sleep(0.02)
 
 
 class Modeld:
@@ -68,9 +78,9 @@ class Modeld:
         return len(os.listdir(f"/proc/{self.unit.process.pid}/fd"))
 
     def stored(self) -> set[str]:
-        """Files in the store, but for those that only tell when something was used."""
+        """Files in the store, but for those that only tell of others."""
         files = (path for path in self.unit.state.rglob("*") if path.is_file() and path.parent.name != "uses")
-        return {path.name for path in files if path.name != "lock"}
+        return {path.name for path in files if path.name not in ("lock", "listing")}
 
 
 @pytest.fixture
@@ -123,25 +133,46 @@ def test_the_store_outlives_the_process(modeld: Modeld) -> None:
 def test_the_list_is_left_to_the_next_process(modeld: Modeld) -> None:
     data = model("one")
     modeld.register(data, "one")
+    modeld.register(model("two"), "two")
     told = modeld.call("List").parameters["models"]
-    modeld.unit.process.terminate()
-    assert modeld.unit.process.wait(30) == 0
-    assert (modeld.unit.state / "listing").exists()
-    # Even what only the list knows: nothing else is read.
+    assert modeld.call("Check").error is None  # which writes it anew
+    # Even what only the list knows: nothing is read but what changed, be it that a process was killed.
     note = modeld.unit.state / "notes" / f"{digest_of(data)[7:]}.json"
     note.write_text('{"format": "changed", "metadata": {}}')
-    modeld.unit.start()
-    modeld.client = modeld.another()
-    assert modeld.call("List").parameters["models"] == told
-    assert modeld.call("Pin", id="one").error is None
-    assert [one["pinned"] for one in modeld.call("List").parameters["models"]] == [True]
-    # One that was killed leaves none, and the next one makes it anew.
-    modeld.unit.process.kill()
-    modeld.unit.process.wait()
-    assert not (modeld.unit.state / "listing").exists()
-    modeld.unit.start()
-    modeld.client = modeld.another()
-    assert [one["id"] for one in modeld.call("List").parameters["models"]] == ["one:latest"]
+    for method, pinned, end in (
+        (None, False, signal.SIGTERM),
+        ("Pin", True, signal.SIGKILL),
+        ("Unpin", False, signal.SIGTERM),
+        (None, False, signal.SIGKILL),
+    ):
+        if method is not None:
+            assert modeld.call(method, id="two").error is None
+        modeld.unit.process.send_signal(end)
+        modeld.unit.process.wait(30)
+        modeld.unit.start()
+        modeld.client = modeld.another()
+        told[1]["pinned"] = pinned
+        assert modeld.call("List").parameters["models"] == told
+
+
+def test_a_lost_list_is_made_again_before_anybody_asks(modeld: Modeld) -> None:
+    data = model("one")
+    modeld.register(data, "one")
+    kept = modeld.unit.state / "listing"
+    for damage in (kept.unlink, lambda: kept.write_bytes(b"torn")):
+        damage()
+        assert modeld.call("Pin", id="one").error is None
+        until(lambda: kept.exists() and kept.read_bytes().startswith(b'{"format"'))
+        modeld.unit.process.kill()
+        modeld.unit.process.wait(30)
+        modeld.unit.start()
+        modeld.client = modeld.another()
+        assert [one["pinned"] for one in modeld.call("List").parameters["models"]] == [True]
+    kept.unlink()
+    assert modeld.call("Open", id="one").error is None
+    modeld.unit.process.terminate()
+    assert modeld.unit.process.wait(60) == 0
+    assert kept.exists()
 
 
 def test_by_path_and_by_name_alone(modeld: Modeld, tmp_path: Path) -> None:

@@ -370,4 +370,4 @@ def test_prune_leaves_what_is_open(models: Store, tmp_path: Path, gguf_file: Mak
     os.close(handle)
     assert models.prune(0) == (entry.size, [entry.digest])
     assert models.entries() == []
-    assert files(tmp_path / "store") == {"lock"}
+    assert files(tmp_path / "store") == {"lock", "listing"}
