@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import anthropic
 import openai
 import pytest
 
@@ -72,6 +73,19 @@ def test_an_answer_out_of_a_sleeping_suite(stocked_suite: Any, client: openai.Op
 
     client.close()
     stocked_suite.wait_asleep()
+
+
+def test_which_text_ended_an_answer(stocked_suite: Any, client: openai.OpenAI) -> None:
+    text = ask(client).choices[0].message.content
+    with anthropic.Anthropic(base_url=stocked_suite.url, api_key="none", max_retries=0, timeout=60) as other:
+        options: dict[str, Any] = {"model": MODEL, "messages": QUESTION, "extra_body": {"temperature": 0}}
+        message = other.messages.create(max_tokens=24, stop_sequences=["\0", text[12:16]], **options)
+        assert (message.stop_reason, message.stop_sequence) == ("stop_sequence", text[12:16])
+        with other.messages.stream(max_tokens=24, stop_sequences=[text[12:16]], **options) as stream:
+            message = stream.get_final_message()
+        assert (message.stop_reason, message.stop_sequence) == ("stop_sequence", text[12:16])
+        message = other.messages.create(max_tokens=4, stop_sequences=["\0"], **options)
+        assert (message.stop_reason, message.stop_sequence) == ("max_tokens", None)
 
 
 def test_a_prompt_beyond_the_context(client: openai.OpenAI) -> None:

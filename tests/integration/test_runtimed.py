@@ -382,8 +382,9 @@ def test_stop_strings_and_the_end_of_the_turn(suite: Suite) -> None:
     result = generate(suite, prompt="Count: 1, 2, 3, 4,", max_tokens=64, stop=[" 9", "7,"])
     assert result["finish_reason"] == "stop"
     assert "7," not in result["text"] and " 9" not in result["text"]
+    assert result["stop_string"] in (" 9", "7,")
     answer = generate(suite, messages=[{"role": "user", "content": "Say hello."}], max_tokens=200)
-    assert answer["finish_reason"] == "stop"
+    assert answer["finish_reason"] == "stop" and answer.get("stop_string") is None
     assert "<|im_end|>" not in answer["text"]
 
 

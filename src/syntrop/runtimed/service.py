@@ -540,6 +540,8 @@ def _result(result: Result, tokenizer: Tokenizer) -> dict[str, Any]:
         "duration_ms": round(result.duration * 1000),
         "seed": result.seed,
     }
+    if result.stop_string is not None:
+        told["stop_string"] = result.stop_string
     if result.logprobs is not None:
         told["logprobs"] = _logprobs(result.logprobs, tokenizer)
     return told
