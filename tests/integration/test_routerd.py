@@ -41,7 +41,12 @@ class Router:
     """The sockets of routerd, the process behind them and the double behind that."""
 
     def __init__(
-        self, *options: str, idle: float = 0, config: str = "", environment: dict[str, str] | None = None
+        self,
+        *options: str,
+        idle: float = 0,
+        config: str = "",
+        environment: dict[str, str] | None = None,
+        start: bool = True,
     ) -> None:
         self.root = Path(tempfile.mkdtemp(prefix="syntrop-router-"))
         (self.root / "syntrop").mkdir()
@@ -66,7 +71,9 @@ class Router:
         self.port, self.port6 = (one.getsockname()[1] for one in self.listeners[:2])
         self.options = options
         self.processes: list[subprocess.Popen[bytes]] = []
-        self.process = self.start()
+        self.process: subprocess.Popen[bytes]
+        if start:
+            self.start()
 
     def _unix(self, name: str) -> socket.socket:
         listener = socket.socket(socket.AF_UNIX)
