@@ -74,6 +74,15 @@ class Runtime1:
         model = {"name": MODELS[0], "architecture": "llama", "parameter_count": 1, "memory_bytes": 2}
         return {"models": [{**model, "context_window": 3, "compute_backend": "scalar"}]}
 
+    async def LoadModel(self, call: Call, **given: Any) -> dict[str, Any]:
+        note("load", parameters=given)
+        if given["model"] not in MODELS:
+            raise VarlinkError("io.syntrop.Runtime1.ModelNotFound", model=given["model"])
+        if given.get("keep_sec") == 0:
+            return {}
+        (model,) = (await self.ListLoadedModels(call))["models"]
+        return {"model": {**model, "name": given["model"], "context_window": 4096}}
+
     async def _say(self, call: Call, said: list[str], text: str, told: bool, start: dict[str, Any] | None) -> None:
         said.append(text)
         reply: dict[str, Any] = {"delta": text, "completion_tokens": len(said)}

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from syntrop.common.http.server import Connection, Exchange, Server
     from syntrop.common.psi import Pressure
     from syntrop.common.service import Daemon
+    from syntrop.common.settings import Settings
     from syntrop.common.varlink.errors import VarlinkError
     from syntrop.common.varlink.server import Call
     from syntrop.routerd.config import Config
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 TEST_TIMEOUT = 10.0  # seconds
 ESTIMATED = 1024  # tokens of a request that does not say
+_RUNNING = b"syntrop is running; it speaks the APIs of OpenAI, Anthropic and Ollama."
 _OLLAMA = ("ollama-tags", "ollama-show", "ollama-ps", "ollama-version")  # routes that only look
 
 
@@ -35,6 +37,7 @@ class Core:
         from syntrop.common.settings import config_files
 
         self.daemon = daemon
+        self._started = daemon.settings  # those that the daemon began with
         self.counters = Counters()
         self._metrics: Metrics | None = None
         self._router: Router | None = None
@@ -81,18 +84,26 @@ class Core:
             )
         return self._router
 
-    def reload(self) -> None:
-        """Read the files again. Raises ConfigError or SettingsError, and then nothing has changed."""
+    def reload(self) -> list[str]:
+        """Read the files again; the settings that are new and wait for the next start. Raises ConfigError or
+        SettingsError, and then nothing has changed."""
         import sys
 
+        from syntrop.common import journal
         from syntrop.common.settings import resolve
-        from syntrop.routerd.settings import FOREIGN, TABLE
+        from syntrop.routerd.settings import AT_START, FOREIGN, TABLE
 
         settings = resolve(self.daemon.name, TABLE, sys.argv[1:], foreign=FOREIGN)
         self._config = _load()
         self.daemon.settings = settings
+        journal.set_level(settings.log_level)
         if self._router is not None:
             self._router.apply(self._config)
+            self._router.set_engine_timeout(settings.engine_timeout_sec)
+        waiting = [name for name in AT_START if getattr(settings, name) != getattr(self._started, name)]
+        rest = f", but for what waits for the next start: {', '.join(waiting)}" if waiting else ""
+        journal.notice("The configuration was read again" + rest)
+        return waiting
 
     def on_hangup(self) -> None:
         """SIGHUP: what `Reload` does, told to the log."""
@@ -104,8 +115,6 @@ class Core:
             self.reload()
         except (ConfigError, SettingsError) as error:
             journal.error(f"The configuration is refused, and the one before stays: {error}")
-        else:
-            journal.notice("The configuration was read again")
 
     async def stop(self) -> None:
         if self._router is not None:
@@ -244,11 +253,11 @@ class Router1:
 
         await authority.authorize(call, interactive=allowInteractiveAuthentication)
         try:
-            self._core.reload()
+            waiting = self._core.reload()
         except (ConfigError, SettingsError) as error:
             journal.error(f"The configuration is refused, and the one before stays: {error}")
             raise _failed("Reload", str(error)) from error
-        return {}
+        return {"at_next_start": waiting} if waiting else {}
 
 
 def _failed(what: str, message: str) -> VarlinkError:
@@ -264,33 +273,48 @@ class Http:
         self._core = core
         self._server: Server | None = None
         self._hosts: frozenset[str] = frozenset()
+        self._applied: Settings | None = None  # those that hosts and limits are of
         self._active = {False: 0, True: 0}  # requests under way; those of triage are counted by themselves
 
     def connect(self, sock: socket.socket) -> Connection | None:
         """Take an accepted socket over."""
         if self._server is None:
-            from syntrop.common.http.origin import LOCAL_HOSTS
-            from syntrop.common.http.server import Limits, Server
+            from syntrop.common.http.server import Server
 
             daemon = self._core.daemon
             settings = daemon.settings
-            self._hosts = LOCAL_HOSTS | {host.lower() for host in settings.hosts}
-            limits = Limits(
-                idle=settings.keep_alive_sec, write=settings.write_timeout_sec, body_max=settings.body_max
-            )
             self._server = Server(
                 self._handle,
-                limits=limits,
                 busy=daemon.busy,
                 connections_max=settings.connections_max,
                 connections_per_uid=settings.connections_max_per_uid,
             )
+        self._apply(self._server)
         return self._server.connect(sock)
+
+    def _apply(self, server: Server) -> None:
+        """The settings as they are now, which a reload may have changed."""
+        settings = self._core.daemon.settings
+        if settings is not self._applied:
+            from syntrop.common.http.exchange import Limits
+            from syntrop.common.http.origin import LOCAL_HOSTS
+
+            self._applied = settings
+            self._hosts = LOCAL_HOSTS | {host.lower() for host in settings.hosts}
+            server.limits = Limits(
+                idle=settings.keep_alive_sec,
+                write=settings.write_timeout_sec,
+                body_max=settings.body_max,
+                streams=settings.streams_max,
+            )
 
     async def _handle(self, exchange: Exchange) -> None:
         from syntrop.common.http import origin
         from syntrop.common.http.errors import HttpError
         from syntrop.routerd.routes import route
+
+        if self._server is not None:
+            self._apply(self._server)
 
         request = exchange.request
         objection = None if exchange.local else origin.objection(request, self._hosts)
@@ -327,6 +351,8 @@ class Http:
             from syntrop.routerd.metrics import CONTENT_TYPE
 
             return await exchange.reply(200, [("content-type", CONTENT_TYPE)], core.metrics_text().encode())
+        if name == "root":  # where Ollama's clients look whether anybody is there
+            return await exchange.reply(200, [("content-type", "text/plain; charset=utf-8")], _RUNNING)
         with core.counters:
             if name in ("models", "model"):
                 return await self._models(exchange, rest)
