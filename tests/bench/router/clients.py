@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Clients that cost little: one call at a time, wrk and h2load for many, streams by the thousand, and hang-ups."""
+"""Clients that cost little: one call at a time, wrk for as many as there may be, and streams by the thousand."""
 
 from __future__ import annotations
 
@@ -10,23 +10,13 @@ import socket
 import subprocess
 import tempfile
 import time
-from pathlib import Path
 from time import monotonic_ns, perf_counter
 from typing import Any
 
-from subjects import CHAT, LOCAL, http, prompt
+from place import CHAT, connected, http, prompt
 
 _STAMP = re.compile(rb"(\w+)\.(\d+)\.(\d+) ")
 STREAM_END, VARLINK_END = b"0\r\n\r\n", b"}}}\0"
-
-
-def connected(address: Any) -> socket.socket:
-    sock = socket.socket(socket.AF_UNIX if isinstance(address, str) else socket.AF_INET)
-    sock.settimeout(60)
-    sock.connect(address)
-    if not isinstance(address, str):
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return sock
 
 
 class Caller:
@@ -92,17 +82,6 @@ def rate(port: int, model: str, seconds: float, clients: int = 8) -> tuple[float
     return float(per_second[1]), int(count[1])
 
 
-def requests(port: int, model: str, count: int, clients: int = 8) -> None:
-    """So many requests, by h2load over HTTP/1.1."""
-    with tempfile.NamedTemporaryFile("w", suffix=".json") as body:
-        body.write(json.dumps({"model": model, "messages": prompt()}))
-        body.flush()
-        command = ["h2load", "--h1", "-t1", f"-c{clients}", f"-n{count}", "-d", body.name,
-                   "-H", "content-type: application/json", f"http://127.0.0.1:{port}{CHAT}"]  # fmt: skip
-        told = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
-    assert f"{count} succeeded, 0 failed" in told and f"{count} 2xx" in told, told
-
-
 class Streams:
     """Many paced streams at once; each must get its own tokens, all of them, in their order."""
 
@@ -147,42 +126,3 @@ class Streams:
             wrong += sum(a != b for a, b in zip(found, ((marker, i) for i in range(self.tokens)), strict=False))
             wrong += abs(len(found) - self.tokens) + (not text.endswith(b"data: [DONE]\n\n\r\n" + STREAM_END))
         return wrong
-
-
-def hang_up(address: tuple[str, int], turn: int) -> None:
-    """Leave in one of seven phases: in the head, in the body, before the answer, in the stream of either kind of
-    provider, behind a request that was answered, and with a second one on the way."""
-    phase = turn % 7
-    model = (LOCAL, "far")[turn // 7 % 2]
-    slow = http({"model": model, "messages": prompt(1000, 1_000), "stream": True})
-    whole = http({"model": model, "messages": prompt()})
-    with connected(address) as sock:
-        if phase == 0:
-            sock.sendall(whole[:20])
-        elif phase == 1:
-            sock.sendall(whole[:-10])
-        elif phase == 2:
-            sock.sendall(http({"model": model, "messages": prompt(10, 60_000_000), "stream": turn % 2 == 0}))
-            time.sleep(0.002)
-        elif phase in (3, 4):
-            sock.sendall(slow)
-            data = b""
-            while data.count(b"data: ") < (2 if phase == 3 else 5):
-                data += sock.recv(1 << 16)
-        elif phase == 5:
-            sock.sendall(whole)
-            sock.recv(1 << 16)
-        else:
-            sock.sendall(slow + whole)
-            sock.recv(1 << 16)
-
-
-def settled(condition: Any, seconds: float = 60) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.02)
-
-
-def exists(program: str) -> bool:
-    return any((Path(folder) / program).exists() for folder in ("/usr/bin", "/usr/local/bin"))

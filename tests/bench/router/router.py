@@ -20,32 +20,26 @@ import statistics
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
-from clients import (
-    STREAM_END,
-    VARLINK_END,
-    Caller,
-    Streams,
-    hang_up,
-    rate,
-    requests,
-    settled,
-)
-from subjects import (
+sys.path.insert(0, str(Path(__file__).parents[2] / "integration" / "upstream"))
+
+from clients import STREAM_END, VARLINK_END, Caller, Streams, rate
+from place import (
     CHAT,
     FAR,
     LOCAL,
-    LiteLLM,
     Place,
-    cpu,
     descriptors,
+    hang_up,
     http,
-    interpreter,
     prompt,
+    requests,
     resident,
-    varlink,
+    settled,
 )
+from subjects import LiteLLM, cpu, interpreter, varlink
 
 Row = dict[str, Any]
 """what, unit, values; where there are: peer (values), bar (as `table.Bar`)."""
@@ -179,7 +173,7 @@ def flat(place: Place, count: int, leaves: int) -> Iterator[Row]:
             requests(place.address[1], model, count // share // 2)
         for turn in range(leaves // share):
             hang_up(place.address, turn)
-        settled(lambda: place.get("/health")["active_requests"] == 0 and place.answering() == 0)
+        settled(lambda: place.at_rest)
         sizes.append((resident(place.pid), descriptors(place.pid)))
     (before, fds_before), (after, fds_after) = sizes
     what = f"{count:,} requests and {leaves:,} hang-ups"
@@ -190,7 +184,7 @@ def flat(place: Place, count: int, leaves: int) -> Iterator[Row]:
 
 def measure(options: argparse.Namespace, python: str) -> Iterator[Row]:
     with ExitStack() as stack:
-        place = Place(python)
+        place = Place(python=python)
         stack.callback(place.close)
         place.get("/health")
         yield row("resident after the start", "MiB", [resident(place.pid)], None, ("<=", 32.0))
