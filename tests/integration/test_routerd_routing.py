@@ -223,6 +223,7 @@ def test_reload(lone: Any) -> None:
 
 
 def test_a_reload_changes_settings_or_says_which_wait(lone: Any) -> None:
+    assert lone.request("GET", "/health")[0] == 200, "it has started, and will not read this unasked"
     lone.config.write_text('[daemon]\nhosts = ["box.example"]\nbody_max = 4096\n')
     assert lone.request("GET", "/v1/models", Host="box.example")[0] == 403
     assert varlink(lone, "Reload") == {"parameters": {}}

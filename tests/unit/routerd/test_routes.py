@@ -4,7 +4,7 @@ from __future__ import annotations
 import pytest
 
 from syntrop.common.http.errors import HttpError
-from syntrop.routerd import service
+from syntrop.routerd import ingress
 from syntrop.routerd.routes import ROUTES, route
 
 
@@ -22,7 +22,7 @@ def test_every_route_of_a_dialect_has_one() -> None:
     from syntrop.routerd import dialects
 
     looks = {"root", "health", "metrics", "models", "model", "unbuilt", "count-tokens", "openapi"}
-    looks |= {*service._OLLAMA}
+    looks |= {*ingress._OLLAMA}
     for _, _, name in ROUTES:
         if name not in looks:
             assert dialects.find(name) is dialects.find(name)
