@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 JSON = ("content-type", "application/json")
 _YES, _NO = ("yes", "true", "1", "on"), ("no", "false", "0", "off")
 _HEADER_MAX = 1024
+_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
 class Headers:
@@ -149,7 +150,7 @@ class Turn:
             answer = self._reply.whole(events)
         except chat.EngineError as error:
             raise failure(self._dialect, error, started=True) from error
-        body = json.dumps(answer, ensure_ascii=False, separators=(",", ":")).encode()
+        body = _encode(answer).encode()
         await self._exchange.reply(200, [JSON, *who(attempts), *self._dialect.named(self._exchange.id)], body)
 
     async def _stream(self, request: chat.GenerateRequest) -> None:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _MODELS = "io.syntrop.Model1"
 _INFO = "org.varlink.service.GetInfo"
 _UNKNOWN = ("org.varlink.service.MethodNotImplemented", "org.varlink.service.MethodNotFound")
-_KEPT = 4  # idle connections
+_KEPT = 16  # idle connections; fewer than there are clients would be made anew for every turn
 _AHEAD = 8  # events read ahead of the client
 _EMBED_MAX = 64  # texts in one call, so that no reply is huge
 
