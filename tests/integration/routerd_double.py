@@ -26,6 +26,15 @@ def note(event: str, **fields: Any) -> None:
         log.write(json.dumps({"event": event, "at": time.monotonic(), **fields}) + "\n")
 
 
+def steps(script: str) -> list[list[Any]]:
+    """What to do; of a text that is no script nothing but to say `ok`."""
+    try:
+        found = json.loads(script)
+    except ValueError:
+        found = None
+    return found if isinstance(found, list) and all(isinstance(one, list) for one in found) else [["say", "ok"]]
+
+
 class Runtime1:
     async def Generate(self, call: Call, **given: Any) -> dict[str, Any]:
         note("call", parameters=given)
@@ -38,7 +47,7 @@ class Runtime1:
         try:
             # A prompt that is continued as it is says what to do in the place of a message.
             script = given["messages"][-1]["content"] if "messages" in given else given["prompt"]
-            for step, *values in json.loads(script):
+            for step, *values in steps(script):
                 if step == "opened" and start is not None:
                     start["thinking"] = True
                 elif step == "say":

@@ -92,6 +92,10 @@ class Ingress:
             return await exchange.reply(200, [("content-type", CONTENT_TYPE)], core.metrics_text().encode())
         if name == "root":  # where Ollama's clients look whether anybody is there
             return await exchange.reply(200, [("content-type", "text/plain; charset=utf-8")], _RUNNING)
+        if name == "openapi":
+            from syntrop.routerd import openapi
+
+            return await serving.reply(exchange, openapi.document())
         with core.counters:
             if name in ("models", "model"):
                 return await self._models(exchange, rest)

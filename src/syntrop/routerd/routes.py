@@ -12,6 +12,7 @@ _READ, _POST = ("GET", "HEAD"), ("POST",)
 # Path, methods and handler. `{id}` is the rest of the path, slashes included: names of models may have them.
 ROUTES: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("/", _READ, "root"),
+    ("/openapi.json", _READ, "openapi"),
     ("/health", _READ, "health"),
     ("/metrics", _READ, "metrics"),
     ("/v1/models", _READ, "models"),

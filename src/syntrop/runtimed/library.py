@@ -171,7 +171,7 @@ class Library:
     # --- models that are to stay ----------------------------------------------------------------------------
 
     def keep(self, model: Loaded, seconds: float | None) -> None:
-        """Hold the daemon so long (None: while it runs) for a model that is loaded. It goes where room is needed."""
+        """Hold the daemon so long (None: while it runs) for a model, which goes where others need its room."""
         self._release(model.digest)
         if self._loaded.get(model.digest) is model:
             self._kept[model.digest] = Kept(self._busy(), seconds, lambda: self._release(model.digest))

@@ -182,8 +182,8 @@ class _Items:
         self.reasoning: str | None = None
 
     def add(self, fields: Fields) -> None:
-        sort = fields.string("type") or "message"
-        if sort == "message":
+        sort = fields.string("type")
+        if sort in (None, "message"):
             self._message(fields)
         elif sort == "reasoning":
             self._thought(fields)
