@@ -18,6 +18,7 @@ from syntrop.common import loop, paths, service
 from syntrop.common.varlink.errors import ConnectionLost, VarlinkError
 from syntrop.common.varlink.server import Call
 
+STEPS = ("opened", "say", "wait", "repeat", "error", "die", "finish")
 MODELS = ("alpha:1", "beta:latest", "org/gamma:2")
 
 
@@ -26,13 +27,15 @@ def note(event: str, **fields: Any) -> None:
         log.write(json.dumps({"event": event, "at": time.monotonic(), **fields}) + "\n")
 
 
-def steps(script: str) -> list[list[Any]]:
+def steps(script: str | None) -> list[list[Any]]:
     """What to do; of a text that is no script nothing but to say `ok`."""
     try:
-        found = json.loads(script)
+        found = json.loads(script or "")
     except ValueError:
         found = None
-    return found if isinstance(found, list) and all(isinstance(one, list) for one in found) else [["say", "ok"]]
+    if isinstance(found, list) and all(isinstance(one, list) and one and one[0] in STEPS for one in found):
+        return found
+    return [["say", "ok"]]
 
 
 class Runtime1:
@@ -46,7 +49,7 @@ class Runtime1:
         start: dict[str, Any] | None = {"prompt_tokens": 7, "cached_tokens": 3, "thinking": False}
         try:
             # A prompt that is continued as it is says what to do in the place of a message.
-            script = given["messages"][-1]["content"] if "messages" in given else given["prompt"]
+            script = given["messages"][-1].get("content") if "messages" in given else given.get("prompt")
             for step, *values in steps(script):
                 if step == "opened" and start is not None:
                     start["thinking"] = True

@@ -24,7 +24,7 @@ RULES = re.compile(
     r"is only allowed when '(stream|logprobs)' is true"
     r"|is supported only with the value of 'n'"
     r"|choices over all prompts"
-    r"|must be followed by what was thought|may not follow a thought"
+    r"|holds nothing to answer|must be followed by what was thought|may not follow a thought"
     r"|must not end with an assistant's"
     r"|has the name of another tool"
     r"|says how hard to think, and 'thinking' says not to"
@@ -130,7 +130,8 @@ PROBES: list[Any] = [
     100.5, 2**31, 2**53 - 1, 2**53, 2**63, 604_800, 604_801,
     "", "x", "auto", "none", "fast", "hard", "low", "medium", "high", "max", "minimal", "function", "custom",
     "text", "float", "base64", "5m", "1h", "user", "assistant", "tool", "system", "standard", "ephemeral",
-    "disabled", [], [1], [""], ["x"], ["text"], [{}], [[]], [[1]], ["x"] * 5, ["x"] * 65, [True], [1.5], [2**31], ["direct"],
+    "disabled", [], [1], [""], ["x"], ["text"], [{}], [[]], [[1]], ["x"] * 5, ["x"] * 65, [True], [1.5], [2**31],
+    ["direct"],
     {}, {"x": 1}, {"x": "y"}, {"5": 1}, {"5": 101}, {"type": "text"}, {"type": "direct"}, {"type": "auto"},
     {"type": "none"}, {"type": "ephemeral"}, {"type": "disabled"}, {str(n): "x" for n in range(17)},
 ]  # fmt: skip
