@@ -198,16 +198,18 @@ def measure(options: argparse.Namespace, python: str) -> Iterator[Row]:
         yield from latency(place, peer, options.rounds)
         yield from pieces(place, peer, max(3, options.rounds // 50))
         yield from load(place, peer, options.slices)
-        yield from many(place, options.streams)
-        yield from flat(place, options.requests, options.hang_ups)
+        if options.streams:
+            yield from many(place, options.streams)
+        if options.requests:
+            yield from flat(place, options.requests, options.hang_ups)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=1000)
     parser.add_argument("--slices", type=int, default=5, help="times 3 s of full load for each subject")
-    parser.add_argument("--streams", type=int, default=1000)
-    parser.add_argument("--requests", type=int, default=200_000)
+    parser.add_argument("--streams", type=int, default=1000, help="0: this part is left out")
+    parser.add_argument("--requests", type=int, default=200_000, help="0: this part is left out")
     parser.add_argument("--hang-ups", type=int, default=10_000)
     parser.add_argument("--python", default=interpreter(), help="what routerd runs by; usually the machine's own")
     parser.add_argument("--json", action="store_true", help="print the rows as JSON, with every value")
