@@ -157,8 +157,8 @@ def test_triage_does_not_wait_behind_200_others() -> None:
     try:
         for number in range(200):
             sock = connected(place.address)
-            # A minute until the first token.
-            body = {"model": (LOCAL, FAR)[number % 2], "messages": prompt(1, 60_000_000), "stream": False}
+            # Minutes until the first token.
+            body = {"model": (LOCAL, FAR)[number % 2], "messages": prompt(1, 250_000_000), "stream": False}
             sock.sendall(http(body))
             waiting.append(sock)
         settled(lambda: place.answering() == 200)
