@@ -39,6 +39,7 @@ ROUTES: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("/v1/images/generations", _POST, "unbuilt"),
     ("/v1/images/edits", _POST, "unbuilt"),
     ("/v1/images/variations", _POST, "unbuilt"),
+    ("/v1/videos", _POST, "unbuilt"),
     ("/v1/video/generations", _POST, "unbuilt"),
     ("/v1/videos/generations", _POST, "unbuilt"),
 )

@@ -6,6 +6,8 @@ from __future__ import annotations
 import copy
 import json
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -64,6 +66,12 @@ def test_every_route_is_in_it() -> None:
         assert f'"#/components/schemas/{name}"' in told, f"nothing has {name}"
     for schema in DOCUMENT["components"]["schemas"].values():
         jsonschema_rs.meta.validate({"$schema": "https://json-schema.org/draft/2020-12/schema", **schema})
+
+
+def test_it_is_imported_when_it_is_asked_for() -> None:
+    look = "import sys; from syntrop.routerd import ingress; print([m for m in sys.modules if 'openapi' in m])"
+    done = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "[]\n"
 
 
 def documented(schema: dict[str, Any], path: str = "") -> Iterator[str]:
