@@ -18,12 +18,24 @@ from syntrop.common import loop, paths, service
 from syntrop.common.varlink.errors import ConnectionLost, VarlinkError
 from syntrop.common.varlink.server import Call
 
+STEPS = ("opened", "say", "wait", "repeat", "error", "die", "finish")
 MODELS = ("alpha:1", "beta:latest", "org/gamma:2")
 
 
 def note(event: str, **fields: Any) -> None:
     with open(paths.run("double.jsonl"), "a", encoding="utf-8") as log:
         log.write(json.dumps({"event": event, "at": time.monotonic(), **fields}) + "\n")
+
+
+def steps(script: str | None) -> list[list[Any]]:
+    """What to do; of a text that is no script nothing but to say `ok`."""
+    try:
+        found = json.loads(script or "")
+    except ValueError:
+        found = None
+    if isinstance(found, list) and all(isinstance(one, list) and one and one[0] in STEPS for one in found):
+        return found
+    return [["say", "ok"]]
 
 
 class Runtime1:
@@ -37,8 +49,8 @@ class Runtime1:
         start: dict[str, Any] | None = {"prompt_tokens": 7, "cached_tokens": 3, "thinking": False}
         try:
             # A prompt that is continued as it is says what to do in the place of a message.
-            script = given["messages"][-1]["content"] if "messages" in given else given["prompt"]
-            for step, *values in json.loads(script):
+            script = given["messages"][-1].get("content") if "messages" in given else given.get("prompt")
+            for step, *values in steps(script):
                 if step == "opened" and start is not None:
                     start["thinking"] = True
                 elif step == "say":
@@ -73,6 +85,15 @@ class Runtime1:
     async def ListLoadedModels(self, call: Call) -> dict[str, Any]:
         model = {"name": MODELS[0], "architecture": "llama", "parameter_count": 1, "memory_bytes": 2}
         return {"models": [{**model, "context_window": 3, "compute_backend": "scalar"}]}
+
+    async def LoadModel(self, call: Call, **given: Any) -> dict[str, Any]:
+        note("load", parameters=given)
+        if given["model"] not in MODELS:
+            raise VarlinkError("io.syntrop.Runtime1.ModelNotFound", model=given["model"])
+        if given.get("keep_sec") == 0:
+            return {}
+        (model,) = (await self.ListLoadedModels(call))["models"]
+        return {"model": {**model, "name": given["model"], "context_window": 4096}}
 
     async def _say(self, call: Call, said: list[str], text: str, told: bool, start: dict[str, Any] | None) -> None:
         said.append(text)

@@ -113,6 +113,54 @@ def test_tools(router: Any, client: ollama.Client) -> None:
     assert [call["id"] for call in told[1]["tool_calls"]] == [one["tool_call_id"] for one in told[2:]]
 
 
+def test_a_model_is_loaded_and_kept(router: Any, client: ollama.Client) -> None:
+    """What the command line does: look whether anybody is there, load, and have it stay or go."""
+    assert client._client.head("/").status_code == 200
+    assert "running" in client._client.get("/").text
+
+    def loads() -> list[Any]:
+        return [event["parameters"] for event in router.events("load")]
+
+    seen = len(loads())
+    loaded = client.generate(ALPHA)
+    assert (loaded.model, loaded.response, loaded.done, loaded.done_reason) == (ALPHA, "", True, "load")
+    talk = client.chat(ALPHA, [], keep_alive="5m")
+    assert (talk.message.content, talk.done_reason) == ("", "load")
+    assert client.generate(ALPHA, keep_alive=0).done_reason == "unload"
+    assert [one.done_reason for one in client.generate(ALPHA, stream=True)] == ["load"]
+    assert loads()[seen:] == [
+        {"model": ALPHA},
+        {"model": ALPHA, "keep_sec": 300},
+        {"model": ALPHA, "keep_sec": 0},
+        {"model": ALPHA},
+    ]
+    seen = len(loads())
+    client.chat(**ask(["say", "x"], keep_alive=-1))
+    assert [one.done for one in client.chat(**ask(["say", "x"], stream=True, keep_alive="10s"))][-1]
+    client.embed(ALPHA, "x", keep_alive=7)
+    assert [one.get("keep_sec") for one in loads()[seen:]] == [-1, 10, 7]
+    assert client.generate(FAR).done_reason == "load", "elsewhere that is not our affair"
+    with pytest.raises(ollama.ResponseError) as missing:
+        client.generate("nobody's")
+    assert missing.value.status_code == 404
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_context_that_is_asked_for(client: ollama.Client, stream: bool) -> None:
+    fits = client.chat(**ask(["say", "x"], options={"num_ctx": 4096}, stream=stream))
+    assert (list(fits)[-1] if stream else fits).done
+    asked = (
+        lambda: client.chat(**ask(["say", "x"], options={"num_ctx": 4097}, stream=stream)),
+        lambda: client.generate(ALPHA, options={"num_ctx": 4097}, stream=stream),
+        lambda: client.generate(FAR, "x", options={"num_ctx": 1}, stream=stream),  # nobody said what it has
+        lambda: client.embed(ALPHA, "x", options={"num_ctx": 4097}),
+    )
+    for ask_for_it in asked:
+        with pytest.raises(ollama.ResponseError) as refused:
+            list(ask_for_it())
+        assert refused.value.status_code == 400 and "'options.num_ctx'" in refused.value.error
+
+
 def test_vectors(client: ollama.Client) -> None:
     found = client.embed(FAR, ["a", "bcd"])
     assert ([list(one) for one in found.embeddings], found.prompt_eval_count) == ([[0.5, 1.0], [0.5, 3.0]], 3)

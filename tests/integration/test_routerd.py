@@ -41,7 +41,12 @@ class Router:
     """The sockets of routerd, the process behind them and the double behind that."""
 
     def __init__(
-        self, *options: str, idle: float = 0, config: str = "", environment: dict[str, str] | None = None
+        self,
+        *options: str,
+        idle: float = 0,
+        config: str = "",
+        environment: dict[str, str] | None = None,
+        start: bool = True,
     ) -> None:
         self.root = Path(tempfile.mkdtemp(prefix="syntrop-router-"))
         (self.root / "syntrop").mkdir()
@@ -66,7 +71,9 @@ class Router:
         self.port, self.port6 = (one.getsockname()[1] for one in self.listeners[:2])
         self.options = options
         self.processes: list[subprocess.Popen[bytes]] = []
-        self.process = self.start()
+        self.process: subprocess.Popen[bytes]
+        if start:
+            self.start()
 
     def _unix(self, name: str) -> socket.socket:
         listener = socket.socket(socket.AF_UNIX)
@@ -94,11 +101,11 @@ class Router:
 
     def client(self, host: str = "127.0.0.1", **options: Any) -> openai.OpenAI:
         port = self.port6 if host == "[::1]" else self.port
-        options = {"max_retries": 0, "timeout": 10, **options}
+        options = {"max_retries": 0, "timeout": 60, **options}
         return openai.OpenAI(base_url=f"http://{host}:{port}/v1", api_key="none", **options)
 
     def request(self, method: str, path: str, body: Any = None, **headers: str) -> tuple[int, dict[str, str], Any]:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
         try:
             data = None if body is None else json.dumps(body)
             connection.request(method, path, data, {k.replace("_", "-"): v for k, v in headers.items()})
@@ -118,7 +125,7 @@ class Router:
         for process in self.processes:
             process.terminate()
         for process in self.processes:
-            process.wait(10)
+            process.wait(60)
         for listener in self.listeners:
             listener.close()
         shutil.rmtree(self.root)
@@ -135,7 +142,7 @@ def listening(path: Path) -> bool:
         return client.connect_ex(str(path)) == 0
 
 
-def wait_for(condition: Any, seconds: float = 10) -> None:
+def wait_for(condition: Any, seconds: float = 60) -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "waited in vain"
@@ -218,7 +225,7 @@ def test_the_sdk_s_own_accumulator(router: Router) -> None:
 
 
 def test_the_wire_of_a_stream(router: Router) -> None:
-    connection = http.client.HTTPConnection("127.0.0.1", router.port, timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", router.port, timeout=60)
     connection.request("POST", "/v1/chat/completions", json.dumps(ask(*SHOUT, stream=True)))
     wire = connection.getresponse().read()
     assert wire.endswith(b"data: [DONE]\n\n")
@@ -293,7 +300,7 @@ def test_errors_in_mid_stream(router: Router) -> None:
         with pytest.raises(openai.APIError) as caught:
             next(stream)
         assert caught.value.code == "provider_unavailable"
-    connection = http.client.HTTPConnection("127.0.0.1", router.port, timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", router.port, timeout=60)
     connection.request("POST", "/v1/chat/completions", json.dumps(failing))
     with pytest.raises(http.client.IncompleteRead) as cut:
         connection.getresponse().read()
@@ -302,7 +309,7 @@ def test_errors_in_mid_stream(router: Router) -> None:
 
 
 def test_pings_until_the_first_token_and_errors_after_them(router: Router) -> None:
-    connection = http.client.HTTPConnection("127.0.0.1", router.port, timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", router.port, timeout=60)
     started = time.monotonic()
     slow = ask(["wait", 0.9], ["say", "x"], stream=True)
     connection.request("POST", "/v1/chat/completions", json.dumps(slow))
@@ -488,12 +495,12 @@ def test_an_engine_that_dies_in_mid_stream(lone: Router) -> None:
         with pytest.raises(openai.APIError) as caught:
             list(client.chat.completions.create(**ask(["say", "x"], ["die"], stream=True)))
         assert caught.value.code == "provider_unavailable"
-        double.wait(10)
+        double.wait(60)
         double = lone.start_double()
         assert client.chat.completions.create(**ask(["say", "ok"])).choices[0].message.content == "ok"
         # One that has gone between two requests: its kept connection is replaced without a word.
         double.terminate()
-        double.wait(10)
+        double.wait(60)
         lone.start_double()
         assert client.chat.completions.create(**ask(["say", "ok"])).choices[0].message.content == "ok"
 
@@ -522,5 +529,5 @@ def test_stopping_waits_for_answers_and_says_close(lone: Router) -> None:
     status, headers, body = finish(response)
     assert status == 200 and headers["connection"] == "close"
     assert body["choices"][0]["message"]["content"] == "x"
-    assert lone.process.wait(5) == 0
+    assert lone.process.wait(60) == 0
     client.close()

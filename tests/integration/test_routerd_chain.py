@@ -11,6 +11,8 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import anthropic
+import ollama
 import openai
 import pytest
 
@@ -71,6 +73,37 @@ def test_an_answer_out_of_a_sleeping_suite(stocked_suite: Any, client: openai.Op
     assert len({text_of(ask(client, stream=True, temperature=1)) for _ in range(3)}) > 1
 
     client.close()
+    stocked_suite.wait_asleep()
+
+
+def test_which_text_ended_an_answer(stocked_suite: Any, client: openai.OpenAI) -> None:
+    text = ask(client).choices[0].message.content
+    with anthropic.Anthropic(base_url=stocked_suite.url, api_key="none", max_retries=0, timeout=60) as other:
+        options: dict[str, Any] = {"model": MODEL, "messages": QUESTION, "extra_body": {"temperature": 0}}
+        message = other.messages.create(max_tokens=24, stop_sequences=["\0", text[12:16]], **options)
+        assert (message.stop_reason, message.stop_sequence) == ("stop_sequence", text[12:16])
+        with other.messages.stream(max_tokens=24, stop_sequences=[text[12:16]], **options) as stream:
+            message = stream.get_final_message()
+        assert (message.stop_reason, message.stop_sequence) == ("stop_sequence", text[12:16])
+        message = other.messages.create(max_tokens=4, stop_sequences=["\0"], **options)
+        assert (message.stop_reason, message.stop_sequence) == ("max_tokens", None)
+
+
+def test_loading_keeping_and_letting_go(stocked_suite: Any) -> None:
+    other = ollama.Client(stocked_suite.url, timeout=60)
+    assert other.generate(MODEL).done_reason == "load"
+    (loaded,) = other.ps().models
+    assert loaded.model == MODEL and loaded.context_length
+    options = {"num_ctx": loaded.context_length, "num_predict": 2}
+    assert other.chat(MODEL, QUESTION, options=options, keep_alive="1h").done
+    with pytest.raises(ollama.ResponseError) as refused:
+        other.chat(MODEL, QUESTION, options={"num_ctx": loaded.context_length + 1})
+    assert refused.value.status_code == 400 and "'options.num_ctx'" in refused.value.error
+    time.sleep(2)  # four times what the daemons are idle for in these tests
+    assert stocked_suite.pids("runtimed"), "an engine that was asked to stay has gone"
+    assert other.generate(MODEL, keep_alive=0).done_reason == "unload"
+    assert other.ps().models == []
+    other._client.close()
     stocked_suite.wait_asleep()
 
 

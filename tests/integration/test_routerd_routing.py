@@ -222,6 +222,28 @@ def test_reload(lone: Any) -> None:
         assert answers() == "org/gamma:2"
 
 
+def test_a_reload_changes_settings_or_says_which_wait(lone: Any) -> None:
+    assert lone.request("GET", "/health")[0] == 200, "it has started, and will not read this unasked"
+    lone.config.write_text('[daemon]\nhosts = ["box.example"]\nbody_max = 4096\n')
+    assert lone.request("GET", "/v1/models", Host="box.example")[0] == 403
+    assert varlink(lone, "Reload") == {"parameters": {}}
+    assert lone.request("GET", "/v1/models", Host="box.example")[0] == 200
+    assert lone.request("POST", CHAT, {"model": "x" * 5000})[0] == 413
+    # The engine may be silent for a second only; it was asked before, under the old time.
+    assert lone.request("POST", CHAT, ask(["wait", 1.2], ["say", "x"]))[0] == 200
+    lone.config.write_text("[daemon]\nengine_timeout_sec = 1\nconnections_max = 99\nidle_exit_sec = 77\n")
+    waiting = ["idle_exit_sec", "connections_max"]
+    if "SYNTROP_IDLE_EXIT_SEC" in lone.environment:  # which outranks the file
+        waiting.remove("idle_exit_sec")
+    assert varlink(lone, "Reload") == {"parameters": {"at_next_start": waiting}}
+    assert lone.request("POST", CHAT, ask(["wait", 30], ["say", "x"]))[0] == 504
+    assert lone.request("GET", "/v1/models", Host="box.example")[0] == 403
+    assert f"waits for the next start: {', '.join(waiting)}" in lone.log()
+    assert ctl(lone, "reload") == f"counts from the next start of routerd: {', '.join(waiting)}\n"
+    lone.config.write_text("")
+    assert varlink(lone, "Reload") == {"parameters": {}}
+
+
 def test_a_reload_disturbs_no_request(lone: Any) -> None:
     client = socket.create_connection(("127.0.0.1", lone.port))
     client.settimeout(10)

@@ -382,8 +382,9 @@ def test_stop_strings_and_the_end_of_the_turn(suite: Suite) -> None:
     result = generate(suite, prompt="Count: 1, 2, 3, 4,", max_tokens=64, stop=[" 9", "7,"])
     assert result["finish_reason"] == "stop"
     assert "7," not in result["text"] and " 9" not in result["text"]
+    assert result["stop_string"] in (" 9", "7,")
     answer = generate(suite, messages=[{"role": "user", "content": "Say hello."}], max_tokens=200)
-    assert answer["finish_reason"] == "stop"
+    assert answer["finish_reason"] == "stop" and answer.get("stop_string") is None
     assert "<|im_end|>" not in answer["text"]
 
 
@@ -646,6 +647,25 @@ def test_unloading_gives_the_memory_back_and_the_next_call_loads_again(suite: Su
     assert generate(suite, prompt="The capital of France is", max_tokens=1)["text"] == " Paris"
 
 
+def test_loading_and_letting_go(suite: Suite) -> None:
+    def load(**how: Any) -> dict[str, Any]:
+        with suite.runtime() as client:
+            return client.call(f"{RUNTIME}.LoadModel", model=MODEL, **how)
+
+    with suite.runtime() as client:
+        for keep in (-2, -0.5, 604_801):
+            with pytest.raises(VarlinkFault) as caught:
+                client.call(f"{RUNTIME}.LoadModel", model=MODEL, keep_sec=keep)
+            assert caught.value.parameters["parameter"] == "keep_sec"
+        client.call(f"{RUNTIME}.UnloadModel", model=MODEL)
+        assert client.call(f"{RUNTIME}.LoadModel", model=MODEL, keep_sec=0) == {}, "loads nothing"
+    assert load()["model"]["name"] == MODEL
+    assert load(keep_sec=600)["model"]["context_window"] > 0
+    assert load(keep_sec=0) == {}
+    with suite.runtime() as client:
+        assert client.call(f"{RUNTIME}.ListLoadedModels") == {"models": []}
+
+
 def tiny_encoder(path: Path) -> Path:
     """A BERT of one layer with six words, as a GGUF file."""
     shapes: dict[str, tuple[int, ...]] = {
@@ -741,7 +761,12 @@ def test_idle_exit_with_a_model_loaded_and_the_default_model(smollm2_path: Path)
         with suite.runtime() as client:
             result = client.call(f"{RUNTIME}.Generate", model="", prompt="The capital of France is", max_tokens=60)
             assert result["result"]["text"].startswith(" Paris.")
-        assert process.wait(20) == 0
+            assert client.call(f"{RUNTIME}.LoadModel", model="", keep_sec=600)["model"]["name"] == MODEL
+        time.sleep(2)
+        assert process.poll() is None, "a model that is to stay holds it"
+        with suite.runtime() as client:
+            assert client.call(f"{RUNTIME}.LoadModel", model=MODEL, keep_sec=0.1)["model"]
+        assert process.wait(60) == 0
     finally:
         suite.stop()
 

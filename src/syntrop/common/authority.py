@@ -183,6 +183,7 @@ METHODS: Final[dict[str, dict[str, tuple[Right, ...]]]] = {
         "Embed": (GENERATE,),
         "GetModelStatus": (READ,),
         "UnloadModel": (EVICT,),
+        "LoadModel": (GENERATE,),
         "ListLoadedModels": (READ,),
         "StreamAudioOut": (GENERATE,),
         "TranscribeAudio": (GENERATE,),

@@ -48,6 +48,7 @@ else:
 
 _IN, _OUT, _HUP = select.EPOLLIN, select.EPOLLOUT, 0
 _GONE = select.EPOLLHUP | select.EPOLLERR
+_TIMERS = 256  # that are kept before those that were taken back are looked for
 _WORKERS = 8  # threads that `thread()` may have at once; further calls queue
 
 
@@ -231,6 +232,7 @@ class Loop:
         self.current: Task[Any] | None = None
         self._ready: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
         self._timers: list[Timer] = []
+        self._timers_most = _TIMERS
         self._epoll = select.epoll()
         # Waiters by descriptor, one dictionary a direction.
         self._readers: dict[int, Future[None]] = {}
@@ -255,9 +257,11 @@ class Loop:
         timer = Timer(monotonic() + seconds, function, arguments)
         timers = self._timers
         heappush(timers, timer)
-        if len(timers) > 256 and sum(t.function is None for t in timers) * 2 > len(timers):
-            self._timers = [t for t in timers if t.function is not None]
-            heapify(self._timers)
+        if len(timers) > self._timers_most:
+            # Most timers are deadlines that were kept. So seldom, that it costs each of them little.
+            timers[:] = [t for t in timers if t.function is not None]
+            heapify(timers)
+            self._timers_most = max(_TIMERS, 2 * len(timers))
         return timer
 
     def threadsafe(self, function: Callable[..., object], *arguments: Any) -> None:
@@ -622,9 +626,12 @@ class deadline:
         self._marker: Cancelled | None = None
 
     def __enter__(self) -> deadline:
-        self._task = current()
+        loop = _running()
+        if loop.current is None:
+            raise RuntimeError("not inside a task")
+        self._task = loop.current
         if self._seconds is not None:
-            self._timer = call_later(self._seconds, self._fire)
+            self._timer = loop.call_later(self._seconds, self._fire)
         return self
 
     def _fire(self) -> None:

@@ -134,8 +134,12 @@ async def _test(options: argparse.Namespace) -> int:
 
 
 async def _reload(options: argparse.Namespace) -> int:
-    await _call("Reload", allowInteractiveAuthentication=True)
-    return _print({}) if options.json else 0
+    reply = await _call("Reload", allowInteractiveAuthentication=True)
+    if options.json:
+        return _print(reply)
+    if waiting := reply.get("at_next_start"):
+        print(f"counts from the next start of routerd: {', '.join(waiting)}")
+    return 0
 
 
 def _ask(options: argparse.Namespace) -> int:

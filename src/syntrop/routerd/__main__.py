@@ -16,7 +16,8 @@ def main() -> None:
 
 
 def build(daemon: Daemon) -> None:
-    from syntrop.routerd.service import Core, Http, Router1
+    from syntrop.routerd.core import Core
+    from syntrop.routerd.service import Http, Router1
 
     core = Core.start(daemon)
     http = Http(core)

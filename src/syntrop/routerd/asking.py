@@ -40,6 +40,7 @@ def of(request: chat.GenerateRequest) -> scoring.Ask:
         prompt_tokens=estimate(request),
         output_tokens=(request.max_tokens or OUTPUT_USUAL) * request.n,
         room=room,
+        context=request.context or 0,
         needs=_needs(request),
         local=request.routing.local,
     )
@@ -56,6 +57,7 @@ def of_embedding(request: chat.EmbedRequest) -> scoring.Ask:
         tier,
         prompt_tokens=max(sizes, default=0),  # each must fit by itself
         room=0,
+        context=request.context or 0,
         needs=("embeddings",),
         local=request.routing.local,
     )

@@ -44,6 +44,10 @@ if TYPE_CHECKING:
             """What `begin` gave has been closed; comes after one of the three."""
             ...
 
+        async def keep(self, seconds: float) -> None:
+            """Behind a complete answer: how long its model is to stay in memory (`Provider.load`)."""
+            ...
+
 
 # Errors that another candidate, or the same a little later, may not make.
 RETRYABLE = (chat.Overloaded, chat.Unavailable, chat.EngineTimeout, chat.GenerationFailed, chat.Unfit)

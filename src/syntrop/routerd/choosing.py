@@ -88,6 +88,10 @@ class Choice:
             if all(missing):
                 reason = f"{self.name} cannot do {', '.join(missing[0])}"
                 return chat.Unhonoured(asking.PARAMETERS[missing[0][0]], reason)
+            if all(scoring.cramped(ask, one) for one in found):
+                most = max((one.context for one in found if one.context is not None), default=None)
+                known = "is not known" if most is None else f"has {most} tokens"
+                return chat.Unhonoured("context", f"the context of {self.name} {known}")
             if all(one.counted is not None and one.context is not None for one in found):
                 largest = max(found, key=lambda one: one.context or 0)
                 if largest.counted and largest.context and largest.counted + ask.room > largest.context:

@@ -72,6 +72,11 @@ class Member:
                 raise chat.Unavailable(f"{self.id} cannot be asked: {error}.") from None
         return self._provider
 
+    def set_timeout(self, seconds: float) -> None:
+        """From the next request on."""
+        if self._provider is not None:
+            self._provider.timeout = seconds
+
     def same(self, config: ProviderConfig, secret: str | None) -> bool:
         return self.config.same(config) and self.secret == secret
 
@@ -235,6 +240,12 @@ class Fleet:
         for old in before.values():
             old.retire()
         return list(before)
+
+    def set_engine_timeout(self, seconds: float) -> None:
+        """How long the local engine may be silent, where its configuration does not say."""
+        for member in self.members.values():
+            if member.config.local and not member.config.timed:
+                member.set_timeout(seconds)
 
     def close(self) -> None:
         for member in self.members.values():

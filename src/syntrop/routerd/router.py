@@ -84,6 +84,13 @@ class Place:
     def closed(self) -> None:
         self._member.release()
 
+    async def keep(self, seconds: float) -> None:
+        """The answer is complete, and the client says how long the model is to stay (`Provider.load`)."""
+        try:
+            await self._member.provider.load(self.upstream, seconds)
+        except chat.EngineError as error:
+            journal.warning(f"{self.provider} does not keep {self.model} as it was asked to: {error.message}")
+
 
 class Router:
     """All that routing knows."""
@@ -118,6 +125,10 @@ class Router:
         self._triage.apply(Config(local, config.thresholds, config.weights, config.defaults))
         self.pressed.set_threshold(config.thresholds.shed)
 
+    def set_engine_timeout(self, seconds: float) -> None:
+        for fleet in (self._fleet, self._triage):
+            fleet.set_engine_timeout(seconds)
+
     async def close(self) -> None:
         self._fleet.close()
         self._triage.close()
@@ -149,6 +160,23 @@ class Router:
         ask = asking.of_embedding(request)
         choice = await self._chooser(ask, triage=triage).choose(ask)
         return self._attempts(ask, choice, result.start, _nothing, 1, triage=triage), result
+
+    async def load(self, request: chat.GenerateRequest, *, triage: bool = False) -> str:
+        """Have the model of a request be in memory at whoever would be asked; its name. Raises EngineError."""
+        ask = asking.of(request)
+        choice = await self._chooser(ask, triage=triage).choose(ask)
+        if not choice.fit:
+            raise choice.nobody(ask)
+        option = choice.fit[0].candidate
+        assert isinstance(option, Option)
+        option.member.hold()
+        try:
+            context = await option.member.provider.load(option.offer.upstream, request.keep)
+        finally:
+            option.member.release()
+        if request.context is not None and context is not None and request.context > context:
+            raise chat.Unhonoured("context", f"the context of {option.model} has {context} tokens")
+        return option.model
 
     async def count(self, request: chat.GenerateRequest) -> int:
         """Tokens of a prompt, counted by the first who can. Raises EngineError."""
@@ -222,6 +250,7 @@ class Embedding:
     def start(self, provider: Provider, model: str) -> Generation:
         twin = chat.EmbedRequest(model, self._request.inputs, self._request.dimensions)
         twin.routing = self._request.routing
+        twin.context = self._request.context
         return _EmbeddingTurn(self, provider, twin)
 
 

@@ -11,6 +11,8 @@ _READ, _POST = ("GET", "HEAD"), ("POST",)
 
 # Path, methods and handler. `{id}` is the rest of the path, slashes included: names of models may have them.
 ROUTES: tuple[tuple[str, tuple[str, ...], str], ...] = (
+    ("/", _READ, "root"),
+    ("/openapi.json", _READ, "openapi"),
     ("/health", _READ, "health"),
     ("/metrics", _READ, "metrics"),
     ("/v1/models", _READ, "models"),
@@ -37,6 +39,7 @@ ROUTES: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("/v1/images/generations", _POST, "unbuilt"),
     ("/v1/images/edits", _POST, "unbuilt"),
     ("/v1/images/variations", _POST, "unbuilt"),
+    ("/v1/videos", _POST, "unbuilt"),
     ("/v1/video/generations", _POST, "unbuilt"),
     ("/v1/videos/generations", _POST, "unbuilt"),
 )

@@ -33,9 +33,10 @@ LONG_CONTEXT = 64_000  # a model with more tokens than this counts as a hard one
 
 class Ask:
     """What a request needs. `model` None: any. `needs`: abilities, such as tools, embeddings, logprobs. `room`:
-    tokens that the context must have beside the prompt; usually those of the output, by which the price goes."""
+    tokens that the context must have beside the prompt; usually those of the output, by which the price goes.
+    `context`: tokens that it must have in any case, or 0."""
 
-    __slots__ = ("local", "model", "needs", "output_tokens", "prompt_tokens", "room", "tier")
+    __slots__ = ("context", "local", "model", "needs", "output_tokens", "prompt_tokens", "room", "tier")
 
     def __init__(
         self,
@@ -45,10 +46,12 @@ class Ask:
         prompt_tokens: int = 0,
         output_tokens: int = 0,
         room: int | None = None,
+        context: int = 0,
         needs: Iterable[str] = (),
         local: bool = False,
     ) -> None:
         self.model = model
+        self.context = context
         self.tier = tier
         self.room = output_tokens if room is None else room
         self.prompt_tokens = prompt_tokens
@@ -195,6 +198,8 @@ def _refusal(ask: Ask, candidate: Candidate, observed: Observed, slowest: float)
     prompt = ask.prompt_tokens if observed.prompt_tokens is None else observed.prompt_tokens
     if candidate.context is not None and prompt + ask.room > candidate.context:
         return f"context of {candidate.context} tokens, {prompt} + {ask.room} needed"
+    if cramped(ask, candidate):
+        return f"context of {candidate.context or 'unknown'} tokens, {ask.context} asked for"
     if observed.open_for > 0:
         if not observed.failures:
             return f"asked to be left alone for another {observed.open_for:.1f} s"
@@ -202,6 +207,13 @@ def _refusal(ask: Ask, candidate: Candidate, observed: Observed, slowest: float)
     if observed.speed < slowest:
         return f"{observed.speed:.1f} tokens/s, {slowest:.1f} at least"
     return None
+
+
+def cramped(ask: Ask, candidate: Candidate) -> bool:
+    """Whether a candidate has less context than is asked for, or nobody can tell; this machine's engine can."""
+    if candidate.context is None:
+        return bool(ask.context) and not candidate.local
+    return candidate.context < ask.context
 
 
 def _score(

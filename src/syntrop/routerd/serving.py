@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 JSON = ("content-type", "application/json")
 _YES, _NO = ("yes", "true", "1", "on"), ("no", "false", "0", "off")
 _HEADER_MAX = 1024
+_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
 class Headers:
@@ -74,6 +75,8 @@ class Turn:
         for one in requests:
             headers.apply(one.routing)
         self._reply = dialect.begin(dialect.prefix + exchange.id[4:], int(time()), requests)
+        if first.load:
+            return await self._load(router, first, headers)
         metrics = self._metrics
         metrics.waiting += 1
         try:
@@ -91,6 +94,24 @@ class Turn:
         finally:
             if not self._last:
                 metrics.waiting -= 1
+
+    async def _load(self, router: Router, request: chat.GenerateRequest, headers: Headers) -> None:
+        """There is nothing to answer: the model is to be in memory, or out of it."""
+        from syntrop.common.http.ollama_reply import ChatReply
+
+        try:
+            model = await router.load(request, triage=headers.triage)
+        except chat.EngineError as error:
+            raise failure(self._dialect, error, started=False) from error
+        assert isinstance(self._reply, ChatReply)
+        if asking.alias(request.model) is not None:
+            self._reply.model = model
+        await reply(self._exchange, self._reply.loaded())
+
+    async def _keep(self, request: chat.GenerateRequest) -> None:
+        """Nothing more is asked of the model for this request: it may say how long the model is to stay."""
+        if request.keep is not None and self._attempts.place is not None:
+            await self._attempts.place.keep(request.keep)
 
     def _note(self, events: Sequence[chat.Event]) -> None:
         """Time what has come."""
@@ -124,11 +145,12 @@ class Turn:
         except chat.EngineError as error:
             raise failure(self._dialect, error, started=bool(events)) from error
         self._settle(request)
+        await self._keep(request)
         try:
             answer = self._reply.whole(events)
         except chat.EngineError as error:
             raise failure(self._dialect, error, started=True) from error
-        body = json.dumps(answer, ensure_ascii=False, separators=(",", ":")).encode()
+        body = _encode(answer).encode()
         await self._exchange.reply(200, [JSON, *who(attempts), *self._dialect.named(self._exchange.id)], body)
 
     async def _stream(self, request: chat.GenerateRequest) -> None:
@@ -167,6 +189,7 @@ class Turn:
                     self._note(events)
                     data += reply.frames(events)
                     if attempts.complete:
+                        await self._keep(request)
                         data += reply.end()
                     if exchange.started:
                         await exchange.send(data)
@@ -203,6 +226,8 @@ async def embed(
         attempts, result = await router.embed(request, triage=headers.triage)
         try:
             await attempts.next()
+            if request.keep is not None and attempts.place is not None:
+                await attempts.place.keep(request.keep)
         finally:
             await attempts.close()
     except chat.EngineError as error:

@@ -7,6 +7,9 @@ from syntrop.common.settings import Setting
 
 FOREIGN = ("providers", "thresholds", "tiers")  # what `config` reads of the same files
 
+# What a reload cannot change while the daemon runs; all other settings it can.
+AT_START = ("idle_exit_sec", "listen", "connections_max", "connections_max_per_uid")
+
 TABLE = (
     Setting(
         "engine_timeout_sec",
@@ -58,6 +61,14 @@ TABLE = (
         "How long a client may take nothing of a reply before it is given up.",
         unit="seconds",
         minimum=1.0,
+    ),
+    Setting(
+        "streams_max",
+        int,
+        128,
+        "Requests that are answered at once on one connection of HTTP/2; more are refused, unbegun.",
+        minimum=1,
+        maximum=65536,
     ),
     Setting(
         "requests_max",

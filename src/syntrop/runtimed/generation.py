@@ -69,7 +69,16 @@ class OutOfMemory(GenerationError):
 class Result:
     """What came of a generation."""
 
-    __slots__ = ("completion_tokens", "duration", "finish_reason", "logprobs", "prompt_tokens", "seed", "text")
+    __slots__ = (
+        "completion_tokens",
+        "duration",
+        "finish_reason",
+        "logprobs",
+        "prompt_tokens",
+        "seed",
+        "stop_string",
+        "text",
+    )
 
     def __init__(
         self,
@@ -80,6 +89,7 @@ class Result:
         duration: float,
         seed: int,
         logprobs: list[Logprobs] | None = None,
+        stop_string: str | None = None,
     ) -> None:
         self.text = text
         self.finish_reason = finish_reason
@@ -88,6 +98,7 @@ class Result:
         self.duration = duration  # seconds, from the submission to the last token
         self.seed = seed
         self.logprobs = logprobs  # of the tokens whose text is part of `text`, where they were asked for
+        self.stop_string = stop_string  # the one that ended it
 
 
 class Generation:
@@ -280,6 +291,7 @@ class Generation:
             monotonic() - self._started,
             self._sampling.seed,
             None if self._ledger is None else self._notes,
+            self._stop.found,
         )
 
     def _give(self, text: str, notes: list[Logprobs]) -> None:

@@ -50,6 +50,24 @@ class NoAdapter(Exception):
     """The file is no adapter of the model; the text says why."""
 
 
+class Kept:
+    """Holds the daemon for a model, until `close()` or for `seconds`; `function` is called at their end."""
+
+    __slots__ = ("_hold", "_timer")
+
+    def __init__(
+        self, hold: AbstractContextManager[Any], seconds: float | None, function: Callable[[], None]
+    ) -> None:
+        self._hold = hold
+        self._hold.__enter__()
+        self._timer = None if seconds is None else loop.call_later(seconds, function)
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._hold.__exit__(None, None, None)
+
+
 class Library:
     """Names and models. `busy` holds the daemon while a model is being loaded.
 
@@ -81,6 +99,7 @@ class Library:
         self._budget: Budget | None = None
         self._weights: dict[str, int] = {}  # bytes counted, by digest
         self._adapted: dict[Attached, AbstractContextManager[Any]] = {}  # holds the daemon
+        self._kept: dict[str, Kept] = {}  # by digest
         self._leases = Leases()
         self._loaded: dict[str, Loaded] = {}  # by digest, the least recently used first
         self._resolving: dict[str, loop.Task[Loaded]] = {}  # by name, which may be a digest
@@ -138,6 +157,7 @@ class Library:
         pool = getattr(model.model, "kv", None)
         freed: int = model.model.memory_bytes + (0 if pool is None else pool.blocks * pool.block_bytes)
         del self._loaded[model.digest]
+        self._release(model.digest)
         self.detach(model)
         self._leases.give(model.digest)
         for name in [name for name, (digest, _) in self._names.items() if digest == model.digest]:
@@ -147,6 +167,27 @@ class Library:
         if self._budget is not None:
             self._budget.give_weights(self._weights.pop(model.digest, 0))
         return freed
+
+    # --- models that are to stay ----------------------------------------------------------------------------
+
+    def keep(self, model: Loaded, seconds: float | None) -> None:
+        """Hold the daemon so long (None: while it runs) for a model, which goes where others need its room."""
+        self._release(model.digest)
+        if self._loaded.get(model.digest) is model:
+            self._kept[model.digest] = Kept(self._busy(), seconds, lambda: self._release(model.digest))
+
+    async def let_go(self, model: Loaded) -> bool:
+        """Nobody wants it kept: whether it is out of memory now, as it is where no call uses it."""
+        self._release(model.digest)
+        if model.users or model.attached is not None or self._loaded.get(model.digest) is not model:
+            return self._loaded.get(model.digest) is not model
+        await self.unload(model)
+        return True
+
+    def _release(self, digest: str) -> None:
+        kept = self._kept.pop(digest, None)
+        if kept is not None:
+            kept.close()
 
     # --- adapters -------------------------------------------------------------------------------------------
 

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     T = TypeVar("T")
 
 _UNBOUNDED = 2**31 - 1  # tokens: where they are counted, the context is no limit
+_FOREVER, _KEEP_MAX = -1, 604_800  # seconds: as long as the daemon runs; a week
 _NUMBERS_MAX = 1 << 20  # in the vectors of one reply: as JSON each takes about ten bytes
 
 
@@ -383,6 +384,18 @@ class Runtime1:
             raise overloaded(f"{found.users} calls are using {found.name}")
         return {"freed_bytes": await self._library.unload(found)}
 
+    async def LoadModel(self, call: Call, model: str, keep_sec: float | None = None) -> dict[str, Any]:
+        if keep_sec is not None and keep_sec != _FOREVER and not 0 <= keep_sec <= _KEEP_MAX:
+            raise invalid("keep_sec", f"{keep_sec:g} is neither {_FOREVER} nor from 0 to {_KEEP_MAX}")
+        if keep_sec == 0:
+            there = await self._if_loaded(model)
+            gone = there is None or await self._library.let_go(there)
+            return {} if there is None or gone else {"model": there.describe()}
+        loaded = await self._model(model)
+        if keep_sec is not None:
+            self._library.keep(loaded, None if keep_sec == _FOREVER else keep_sec)
+        return {"model": loaded.describe()}
+
     async def AttachLora(
         self, call: Call, model: str, lora: str, allowInteractiveAuthentication: bool | None = None
     ) -> dict[str, Any]:
@@ -540,6 +553,8 @@ def _result(result: Result, tokenizer: Tokenizer) -> dict[str, Any]:
         "duration_ms": round(result.duration * 1000),
         "seed": result.seed,
     }
+    if result.stop_string is not None:
+        told["stop_string"] = result.stop_string
     if result.logprobs is not None:
         told["logprobs"] = _logprobs(result.logprobs, tokenizer)
     return told

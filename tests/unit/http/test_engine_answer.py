@@ -184,6 +184,16 @@ def test_a_prompt_is_continued_as_it_is() -> None:
     assert (one.text, one.reasoning, one.calls) == (f"<think>hm</think>{CALL}", "", [])
 
 
+def test_the_stop_string_is_told_where_it_ended_the_answer() -> None:
+    ended = {**RESULT, "stop_string": "END"}
+    assert answer(request()).finish(ended)[1].stop_sequence == "END"
+    assert answer(request()).finish(RESULT)[1].stop_sequence is None
+    called = answer(request())
+    called.feed(reply(CALL))
+    end = called.finish(ended)[1]
+    assert (end.reason, end.stop_sequence) == ("tool_calls", None)
+
+
 def test_without_tools_or_where_none_may_be_called_nothing_is_a_call() -> None:
     forbidden = request()
     forbidden.tool_choice = "none"

@@ -127,13 +127,34 @@ def test_how_hard_to_think(think: Any, effort: str | None) -> None:
     assert read(parse_generate, think=think).reasoning_effort == effort
 
 
-@pytest.mark.parametrize("keep", [0, -1, 300, 1.5, "5m", "1h30m", "-1s", "0", "100ms", "1.5h", None])
-def test_times_to_keep_a_model(keep: Any) -> None:
+@pytest.mark.parametrize(
+    ("keep", "seconds"),
+    [(0, 0), (-1, -1), (-7.5, -1), (300, 300), (1.5, 1.5), ("5m", 300), ("1h30m", 5400), ("-1s", -1), ("0", 0),
+     ("+2s", 2), ("100ms", 0.1), ("1.5h", 5400), ("1h.5m1s", 3631), ("2000us", 0.002), ("168h", 604_800),
+     (None, None)],
+)  # fmt: skip
+def test_times_to_keep_a_model(keep: Any, seconds: float | None) -> None:
     for parse in (parse_chat, parse_generate, parse_embed, parse_embeddings):
-        read(parse, keep_alive=keep)
+        assert read(parse, keep_alive=keep).keep == (None if seconds is None else pytest.approx(seconds))
 
 
-@pytest.mark.parametrize("keep", ["", "5", "5 m", "forever", "5x", "m", True, [], {}])
+def test_a_model_is_loaded_where_there_is_no_prompt() -> None:
+    for fields in ({}, {"prompt": ""}, {"prompt": None}, {"system": "s"}):
+        assert parse_generate(json.dumps({"model": "m", **fields}).encode()).load
+    assert not read(parse_generate).load and not read(parse_chat).load
+    for fields in ({}, {"messages": []}, {"messages": None}):
+        assert parse_chat(json.dumps({"model": "m", **fields}).encode()).load
+
+
+@pytest.mark.parametrize("parse", [parse_chat, parse_generate, parse_embed, parse_embeddings])
+def test_a_context_that_is_asked_for(parse: Any) -> None:
+    assert read(parse, options={"num_ctx": 4096}).context == 4096
+    assert read(parse).context is None
+    for wrong in (0, -1, 1.5, "4096", True):
+        assert refusal(parse, options={"num_ctx": wrong}) == "options.num_ctx"
+
+
+@pytest.mark.parametrize("keep", ["", "5", "5 m", "forever", "5x", "m", True, [], {}, 10**400, 604_801, "169h"])
 def test_times_that_are_none(keep: Any) -> None:
     for parse in (parse_chat, parse_generate, parse_embed, parse_embeddings):
         assert refusal(parse, keep_alive=keep) == "keep_alive"
@@ -181,7 +202,6 @@ def test_numbered_calls_keep_clear_of_named_ones() -> None:
 
 REFUSED: list[tuple[Any, dict[str, Any], str]] = [
     (parse_chat, {"model": None}, "model"),
-    (parse_chat, {"messages": []}, "messages"),
     (parse_chat, {"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role"),
     (parse_chat, {"messages": [{"role": "user"}]}, "messages[0].content"),
     (parse_chat, {"messages": [{**USER, "images": ["aGk="]}]}, "messages[0].images"),
@@ -208,8 +228,7 @@ REFUSED: list[tuple[Any, dict[str, Any], str]] = [
     (parse_chat, {"stream": 1}, "stream"),
     (parse_chat, {"tool_choice": "auto"}, "tool_choice"),
     (parse_chat, {"options": []}, "options"),
-    (parse_generate, {"prompt": ""}, "prompt"),
-    (parse_generate, {"prompt": None}, "prompt"),
+    (parse_generate, {"prompt": 1}, "prompt"),
     (parse_generate, {"suffix": "x"}, "suffix"),
     (parse_generate, {"template": "x"}, "template"),
     (parse_generate, {"images": ["aGk="]}, "images"),
@@ -224,7 +243,7 @@ REFUSED: list[tuple[Any, dict[str, Any], str]] = [
     (parse_embed, {"input": ["a", 1]}, "input[1]"),
     (parse_embed, {"truncate": True}, "truncate"),
     (parse_embed, {"dimensions": 0}, "dimensions"),
-    (parse_embed, {"options": {"num_ctx": 1}}, "options.num_ctx"),
+    (parse_embed, {"options": {"num_ctx": 0}}, "options.num_ctx"),
     (parse_embed, {"options": {"nonsense": 1}}, "options.nonsense"),
     (parse_embeddings, {"prompt": ""}, "prompt"),
     (parse_embeddings, {"input": "x"}, "input"),
@@ -234,7 +253,7 @@ REFUSED: list[tuple[Any, dict[str, Any], str]] = [
     *(
         (parse_chat, {"options": {name: value}}, f"options.{name}")
         for name, value in {
-            "num_ctx": 4096,
+            "num_ctx": 0,
             "num_batch": 2,
             "num_gpu": 1,
             "num_thread": 8,
@@ -327,6 +346,7 @@ def test_errors_have_ollamas_shape() -> None:
         (chat.Unhonoured("max_tokens"), 400, "options.num_predict"),
         (chat.Unhonoured("repetition_penalty"), 400, "options.repeat_penalty"),
         (chat.Unhonoured("reasoning_effort"), 400, "think"),
+        (chat.Unhonoured("context"), 400, "options.num_ctx"),
         (chat.Unhonoured("messages[3].content"), 400, "prompt"),
         (chat.Refused("their words", "stop"), 400, "stop"),
         (chat.ContextExceeded(9, 8), 400, "prompt"),

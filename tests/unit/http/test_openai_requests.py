@@ -312,6 +312,7 @@ def test_what_responses_honour() -> None:
         ({"input": None}, "input"),
         ({"input": []}, "input"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type"),
+        ({"input": [{"type": "reasoning", "summary": []}], "instructions": "s"}, "input"),
         ({"input": [{"type": "message", "role": "robot", "content": "x"}]}, "input[0].role"),
         (
             {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},

@@ -206,6 +206,17 @@ def test_reasons(said: str, reason: str) -> None:
     assert isinstance(end, chat.Finished) and end.reason == reason
 
 
+@pytest.mark.parametrize(
+    ("told", "count"),
+    [(5, 5), (0, 0), (50, 9), (-1, 0), ("5", 0), (None, 0), (True, 0)],  # a part of nine can be no more
+)
+def test_tokens_that_were_thought(told: Any, count: int) -> None:
+    usage = {"output_tokens": 9, "output_tokens_details": {"thinking_tokens": told}}
+    (end,) = read(START, {**ended("end_turn"), "usage": usage}, STOP)
+    assert isinstance(end, chat.Finished)
+    assert (end.completion_tokens, end.reasoning_tokens) == (9, count)
+
+
 @pytest.mark.parametrize("values", [(), (START,), (START, ended("end_turn")), (START, STOP)])
 def test_an_answer_that_is_not_complete_is_no_answer(values: tuple[Any, ...]) -> None:
     with pytest.raises(chat.GenerationFailed, match="before it was complete"):

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import os
+import select
 from pathlib import Path
 
 import pytest
@@ -99,3 +101,35 @@ def test_the_kernel_s_word_counts_at_once(machine: Machine, monkeypatch: pytest.
     assert host.shedding and host.memory_some == 3.0
     pressed.close()
     assert triggers[-1][0] == "closed" and not pressed.watched
+
+
+def test_the_kernel_s_own_trigger() -> None:
+    """Registered at the real kernel, polled, and given back. Since Linux 6.4 everybody may; before, root."""
+
+    def open_files() -> list[str]:
+        folder = "/proc/self/fd"
+        return [os.readlink(f"{folder}/{fd}") for fd in os.listdir(folder) if os.path.lexists(f"{folder}/{fd}")]
+
+    async def main() -> None:
+        pressed = Pressed(25.0)
+        pressed.watch()
+        assert pressed.watched or os.geteuid() != 0
+        trigger = pressed._trigger
+        if trigger is None:
+            return
+        assert trigger.path == "/proc/pressure/memory" and open_files().count(trigger.path) == 1
+        assert (trigger.stall_usec, trigger.window_usec) == (500_000, 2_000_000)
+        poller = select.poll()
+        poller.register(trigger.fileno(), select.POLLPRI)
+        assert not any(events & (select.POLLERR | select.POLLNVAL) for _, events in poller.poll(0))
+        await loop.sleep(0)  # the loop has it too, and is not woken for nothing
+        pressed.watch()
+        assert pressed._trigger is trigger
+        pressed.set_threshold(50.0)
+        assert not pressed.watched and trigger.path not in open_files()
+        pressed.watch()
+        assert pressed._trigger is not None and pressed._trigger.stall_usec == 1_000_000
+        pressed.close()
+        assert trigger.path not in open_files()
+
+    loop.run(main())

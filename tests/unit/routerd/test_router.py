@@ -66,6 +66,8 @@ class Double:
         self.names: list[str] = []
         self.script: Callable[[], list[Step]] = lambda: [chat.Delta(self.id), END]
         self.counted: int | None = None
+        self.loads: list[tuple[str, float | None]] = []
+        self.context: int | None = None
         self.listed = 0
         self.probes: list[float | chat.EngineError] = []
 
@@ -81,6 +83,10 @@ class Double:
 
     async def count(self, request: chat.GenerateRequest) -> int | None:
         return self.counted
+
+    async def load(self, model: str, keep: float | None = None) -> int | None:
+        self.loads.append((model, keep))
+        return self.context
 
     async def models(self) -> list[str]:
         self.listed += 1

@@ -4,11 +4,12 @@ from __future__ import annotations
 import pytest
 
 from syntrop.common.http.errors import HttpError
-from syntrop.routerd import service
+from syntrop.routerd import ingress
 from syntrop.routerd.routes import ROUTES, route
 
 
 def test_paths() -> None:
+    assert route("HEAD", "/") == ("root", "")
     assert route("GET", "/health") == ("health", "")
     assert route("HEAD", "/v1/models") == ("models", "")
     assert route("GET", "/v1/models/a%2fb%3Ac%C3%BC/d") == ("model", "a/b:cü/d")
@@ -20,7 +21,8 @@ def test_paths() -> None:
 def test_every_route_of_a_dialect_has_one() -> None:
     from syntrop.routerd import dialects
 
-    looks = {"health", "metrics", "models", "model", "unbuilt", "count-tokens", "openapi", *service._OLLAMA}
+    looks = {"root", "health", "metrics", "models", "model", "unbuilt", "count-tokens", "openapi"}
+    looks |= {*ingress._OLLAMA}
     for _, _, name in ROUTES:
         if name not in looks:
             assert dialects.find(name) is dialects.find(name)
@@ -36,7 +38,7 @@ def test_errors_have_the_shape_of_their_dialect() -> None:
         assert (shaped.status, set(shaped.body())) == (429, keys) and set(error.headers) <= set(shaped.headers)
 
 
-@pytest.mark.parametrize("path", ["/", "*", "/v1", "/v1/models/", "/v1/chat/completions/", "/V1/models", ""])
+@pytest.mark.parametrize("path", ["//", "*", "/v1", "/v1/models/", "/v1/chat/completions/", "/V1/models", ""])
 def test_nothing_there(path: str) -> None:
     with pytest.raises(HttpError) as caught:
         route("GET", path)

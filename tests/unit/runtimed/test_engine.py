@@ -195,9 +195,10 @@ def test_bytes_that_are_no_character_are_replaced() -> None:
 def test_stop_strings_are_cut_off_and_never_shown() -> None:
     pieces, result = generate("one two END three", stops=("END",))
     assert "".join(pieces) == result.text == "one two "
-    assert result.finish_reason == "stop"
+    assert (result.finish_reason, result.stop_string) == ("stop", "END")
     pieces, result = generate("one EN", stops=("END",))
     assert "".join(pieces) == result.text == "one EN"  # held back until nothing followed
+    assert result.stop_string is None
 
 
 def test_text_until_the_context_is_full() -> None:

@@ -78,11 +78,16 @@ class GenerateRequest:
     """What a client asks for. None means that the client left it open.
 
     `messages` is a chat; where it is None, `prompt` is to be continued as it is: a text, or token ids.
+    `context`: tokens that the model's context must have; `keep`: seconds for which the model is to stay in memory
+    after the answer, -1 for ever; `load`: it is only to be loaded, and there is no prompt.
     """
 
     __slots__ = (
+        "context",
         "frequency_penalty",
         "include_usage",
+        "keep",
+        "load",
         "logit_bias",
         "max_tokens",
         "messages",
@@ -129,6 +134,9 @@ class GenerateRequest:
         self.tools: list[Tool] = []
         self.tool_choice = "auto"  # or none; without tools it says nothing
         self.parallel_tool_calls = True
+        self.context: int | None = None
+        self.keep: float | None = None
+        self.load = False
         self.reasoning_effort: str | None = None  # none, minimal, low, medium, high, xhigh, max
 
 
@@ -136,15 +144,18 @@ class EmbedRequest:
     """Texts, or lists of token ids, to be embedded. `dimensions`: the length that is asked for.
 
     `base64`: the client wants the vectors so, each as the bytes of its little-endian float32 numbers.
+    `context` and `keep` are those of a GenerateRequest.
     """
 
-    __slots__ = ("base64", "dimensions", "inputs", "model", "routing")
+    __slots__ = ("base64", "context", "dimensions", "inputs", "keep", "model", "routing")
 
     def __init__(self, model: str, inputs: list[str] | list[list[int]], dimensions: int | None = None) -> None:
         self.model = model
         self.inputs = inputs
         self.dimensions = dimensions
         self.base64 = False
+        self.context: int | None = None
+        self.keep: float | None = None
         self.routing = Routing()
 
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _MODELS = "io.syntrop.Model1"
 _INFO = "org.varlink.service.GetInfo"
 _UNKNOWN = ("org.varlink.service.MethodNotImplemented", "org.varlink.service.MethodNotFound")
-_KEPT = 4  # idle connections
+_KEPT = 16  # idle connections; fewer than there are clients would be made anew for every turn
 _AHEAD = 8  # events read ahead of the client
 _EMBED_MAX = 64  # texts in one call, so that no reply is huge
 
@@ -55,7 +55,15 @@ class Engine:
 
         return Together([partial(Generation, self, request, choice) for choice in range(request.n)])
 
+    async def load(self, model: str, keep: float | None = None) -> int | None:
+        given: dict[str, Any] = {"model": model}
+        if keep is not None:
+            given["keep_sec"] = keep
+        loaded = (await self._call(f"{RUNTIME}.LoadModel", given)).get("model")
+        return None if loaded is None else int(loaded["context_window"])
+
     async def embed(self, request: chat.EmbedRequest) -> chat.Embeddings:
+        await self.check_context(request)
         name, inputs = _embed_inputs(request)
         vectors: list[list[float]] = []
         tokens = 0
@@ -73,6 +81,13 @@ class Engine:
         if request.dimensions is not None and request.dimensions != len(vectors[0]):
             raise chat.Unhonoured("dimensions", f"the vectors of this model have {len(vectors[0])}")
         return chat.Embeddings(request.model, vectors, tokens)
+
+    async def check_context(self, request: chat.GenerateRequest | chat.EmbedRequest) -> None:
+        """Raises Unhonoured where a model's context is smaller than what is asked for."""
+        if request.context is not None:
+            most = await self.load(request.model)
+            if most is not None and request.context > most:
+                raise chat.Unhonoured("context", f"the context of {request.model} has {most} tokens")
 
     async def count(self, request: chat.GenerateRequest) -> int | None:
         given = prompt(request)
@@ -167,11 +182,9 @@ class Generation:
     """One choice that runs. Events are read ahead of whoever asks for them, up to a bound."""
 
     def __init__(self, engine: Engine, request: chat.GenerateRequest, choice: int = 0) -> None:
-        from syntrop.common.http.engine_answer import Answer
-
         self._queue: loop.Queue[chat.Event | Exception] = loop.Queue(_AHEAD)
         self._next: chat.Event | Exception | None = None
-        run = self._run(engine, parameters(request, choice), Answer(request, _call_id))
+        run = self._run(engine, request, choice)
         self._task = loop.spawn(run, "generation", eager=True)
 
     async def next(self, timeout: float | None = None) -> chat.Event:
@@ -204,9 +217,12 @@ class Generation:
         """Hang up, unless the turn has ended."""
         await loop.stop(self._task)
 
-    async def _run(self, engine: Engine, arguments: dict[str, Any], answer: Answer) -> None:
+    async def _run(self, engine: Engine, request: chat.GenerateRequest, choice: int) -> None:
+        from syntrop.common.http.engine_answer import Answer
+
         try:
-            await self._tell(engine, arguments, answer)
+            await engine.check_context(request)
+            await self._tell(engine, parameters(request, choice), Answer(request, _call_id))
         except Exception as error:  # whoever asks for the next event gets it
             await self._queue.put(error)
 

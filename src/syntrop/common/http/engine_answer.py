@@ -83,6 +83,7 @@ class Answer:
             result["completion_tokens"],
             cached_tokens=0 if self._start is None else self._start["cached_tokens"],
             reasoning_tokens=self._thought,
+            stop_sequence=result.get("stop_string") if reason == "stop" else None,
         )
 
     # --- filters -----------------------------------------------------------------------------------------

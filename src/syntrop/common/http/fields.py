@@ -65,6 +65,11 @@ class Fields:
         path = self.path(name)
         return BadRequest(f"'{path}' {what}", param=path, code=code)
 
+    @property
+    def empty(self) -> bool:
+        """Whether everything has been taken."""
+        return not self._rest
+
     def take(self, name: str) -> Any:
         return self._rest.pop(name, None)
 

@@ -409,11 +409,23 @@ _DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 
 
+_told = (0, "Thu, 01 Jan 1970 00:00:00 GMT")  # the second that was written last
+
+
 def http_date(seconds: float) -> str:
     """A time since 1970 as HTTP writes it, whatever the locale."""
+    global _told
+    second, text = _told
+    if second != int(seconds):
+        text = _date(int(seconds))
+        _told = (int(seconds), text)
+    return text
+
+
+def _date(second: int) -> str:
     from time import gmtime
 
-    t = gmtime(seconds)
+    t = gmtime(second)
     return (
         f"{_DAYS[t.tm_wday]}, {t.tm_mday:02} {_MONTHS[t.tm_mon - 1]} {t.tm_year:04} "
         f"{t.tm_hour:02}:{t.tm_min:02}:{t.tm_sec:02} GMT"

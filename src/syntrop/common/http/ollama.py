@@ -23,10 +23,12 @@ if TYPE_CHECKING:
 STOPS_MAX = 64
 TEMPERATURE = 0.8
 _INT64 = 2**63
-_DURATION = re.compile(r"[+-]?(0|((\d+(\.\d*)?|\.\d+)(ns|us|µs|μs|ms|s|m|h))+)")
+KEEP_MAX = 604_800  # seconds
+_DURATION = re.compile(r"[+-]?(0|((\d+(\.\d*)?|\.\d+)(ns|us|µs|μs|ms|s|m|h))+)", re.ASCII)
+_PART = re.compile(r"([\d.]+)([a-zµμ]+)")
+_UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 # Where a model is put, and how: that is the engine's own affair. Values that leave it so pass.
 _PLACING: dict[str, tuple[Any, ...]] = {
-    "num_ctx": (),
     "num_batch": (),
     "num_gpu": (-1,),
     "num_thread": (0,),
@@ -68,6 +70,8 @@ _NAMES = {
     "max_tokens": "options.num_predict",
     "repetition_penalty": "options.repeat_penalty",
     "reasoning_effort": "think",
+    "context": "options.num_ctx",
+    "keep": "keep_alive",
     **{name: f"options.{name}" for name in SAMPLING},
 }
 
@@ -112,14 +116,23 @@ def model_name(fields: Fields) -> str:
     return (old if model is None else model) or ""
 
 
-def take_keep_alive(fields: Fields) -> None:
-    """How long the model is to stay after the answer, in seconds or as `5m`, `-1s`. When the engine's memory is
-    needed it lets models go by its own rules, so that this is looked at and obliges to nothing."""
+def take_keep_alive(fields: Fields, request: chat.GenerateRequest | chat.EmbedRequest) -> None:
+    """How long the model is to stay after the answer, in seconds or as `5m`; what is negative is for ever."""
     value = fields.take("keep_alive")
-    if value is None or (isinstance(value, int | float) and not isinstance(value, bool)):
+    if value is None:
         return
-    if not _DURATION.fullmatch(fields.checked("keep_alive", value)):
-        raise fields.fail("keep_alive", f"must be seconds, or a duration like 5m, not {value!r}.", "invalid_value")
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        seconds = value
+    else:
+        if not _DURATION.fullmatch(fields.checked("keep_alive", value)):
+            what = f"must be seconds, or a duration like 5m, not {value!r}."
+            raise fields.fail("keep_alive", what, "invalid_value")
+        sign = -1.0 if value.startswith("-") else 1.0
+        seconds = sign * sum(float(number) * _UNITS[unit] for number, unit in _PART.findall(value))
+    if not seconds <= KEEP_MAX:
+        what = f"may be {KEEP_MAX} seconds at most; what is negative is for ever."
+        raise fields.fail("keep_alive", what, "invalid_value")
+    request.keep = -1.0 if seconds < 0 else float(seconds)
 
 
 def take_options(fields: Fields, request: chat.GenerateRequest) -> None:
@@ -147,11 +160,13 @@ def take_options(fields: Fields, request: chat.GenerateRequest) -> None:
     given.number("mirostat_eta", 0, 1000)
     given.only("penalize_newline", True)
     given.integer("num_keep", -1)  # of a context that is shortened, as none is here
-    take_placing(given)
+    take_placing(given, request)
     given.done()
 
 
-def take_placing(options: Fields) -> None:
+def take_placing(options: Fields, request: chat.GenerateRequest | chat.EmbedRequest) -> None:
+    """A context is always the model's own: what is not more than that is there."""
+    request.context = options.integer("num_ctx", 1)
     for name, neutral in _PLACING.items():
         options.only(name, *neutral)
 

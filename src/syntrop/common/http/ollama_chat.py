@@ -24,14 +24,11 @@ def parse_chat(body: bytes) -> chat.GenerateRequest:
     """The body of `POST /api/chat`. Raises BadRequest."""
     fields = parse_object(body)
     model = ollama.model_name(fields)
-    items = fields.array("messages")
-    if not items:
-        what = "must hold at least one message: a model is loaded when it is first asked."
-        raise fields.fail("messages", what, "missing_required_parameter")
     reader = _Messages()
-    for i, item in enumerate(items):
+    for i, item in enumerate(fields.array("messages") or ()):
         reader.add(fields.inside(f"messages[{i}]", item))
     request = chat.GenerateRequest(model, reader.messages)
+    request.load = not reader.messages
     items = fields.array("tools") or []
     request.tools = [_tool(fields.inside(f"tools[{i}]", one)) for i, one in enumerate(items)]
     names = [tool.name for tool in request.tools]
@@ -47,10 +44,7 @@ def parse_generate(body: bytes) -> chat.GenerateRequest:
     """The body of `POST /api/generate`. Raises BadRequest."""
     fields = parse_object(body)
     model = ollama.model_name(fields)
-    prompt = fields.string("prompt")
-    if not prompt:
-        what = "must be given, and not empty: a model is loaded when it is first asked."
-        raise fields.fail("prompt", what, "missing_required_parameter")
+    prompt = fields.string("prompt") or ""
     raw = fields.boolean("raw") or False
     for name in ("system", "template", "suffix"):
         if raw or name != "system":
@@ -63,6 +57,7 @@ def parse_generate(body: bytes) -> chat.GenerateRequest:
         messages = [chat.Message("system", system)] if system else []
         request = chat.GenerateRequest(model, [*messages, chat.Message("user", prompt)])
         ollama.take_think(fields, request)
+    request.load = not prompt
     fields.only("images", [])
     fields.only("context", [])
     for name in ("width", "height", "steps"):
@@ -75,7 +70,7 @@ def _common(fields: Fields, request: chat.GenerateRequest) -> None:
     ollama.take_stream(fields, request)
     ollama.take_options(fields, request)
     ollama.take_logprobs(fields, request)
-    ollama.take_keep_alive(fields)
+    ollama.take_keep_alive(fields, request)
     openai.take_routing(fields, request)
     fields.done()
 

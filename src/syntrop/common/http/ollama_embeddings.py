@@ -44,11 +44,11 @@ def parse_embeddings(body: bytes) -> chat.EmbedRequest:
 def _common(fields: Fields, request: chat.EmbedRequest) -> None:
     options = fields.object("options")
     if options is not None:
-        ollama.take_placing(options)
+        ollama.take_placing(options, request)
         for name in ollama.SAMPLING:
             options.take(name)  # how tokens are chosen, of which there are none here
         options.done()
-    ollama.take_keep_alive(fields)
+    ollama.take_keep_alive(fields, request)
     openai.take_routing(fields, request)
     fields.done()
 

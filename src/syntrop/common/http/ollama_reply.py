@@ -62,6 +62,12 @@ class ChatReply:
         value = self._object(answer.text, answer.reasoning, answer.calls, answer.logprobs)
         return value | self._done()
 
+    def loaded(self) -> dict[str, Any]:
+        """The whole answer to a request without a prompt: its model is in memory, or is to be no more."""
+        self._now = self._clock()
+        reason = "unload" if self._request.keep == 0 else "load"
+        return self._object() | {"done": True, "done_reason": reason}
+
     def frames(self, events: Iterable[chat.Event]) -> bytes:
         self.arrived()
         return b"".join(ollama.line(value) for event in events for value in self._told(event))

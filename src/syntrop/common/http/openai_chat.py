@@ -36,9 +36,10 @@ def parse_chat(body: bytes) -> chat.GenerateRequest:
     take_tool_choice(fields, request)
     request.reasoning_effort = openai.take_effort(fields, "reasoning_effort")
     openai.take_routing(fields, request)
-    openai.take_labels(fields)
-    _refused(fields)
-    fields.done()
+    if not fields.empty:  # nothing is left of most requests
+        openai.take_labels(fields)
+        _refused(fields)
+        fields.done()
     return request
 
 

@@ -171,6 +171,8 @@ def _input(fields: Fields) -> list[chat.Message]:
         items.add(fields.inside(f"input[{i}]", item))
     if items.reasoning is not None:
         raise fields.fail(f"input[{len(value) - 1}]", "must be followed by what was thought.", "invalid_value")
+    if not items.messages:
+        raise fields.fail("input", "holds nothing to answer.", "invalid_value")
     return items.messages
 
 
@@ -182,8 +184,8 @@ class _Items:
         self.reasoning: str | None = None
 
     def add(self, fields: Fields) -> None:
-        sort = fields.string("type") or "message"
-        if sort == "message":
+        sort = fields.string("type")
+        if sort in (None, "message"):
             self._message(fields)
         elif sort == "reasoning":
             self._thought(fields)

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
         id: str
         kind: str  # runtimed, openai, anthropic
+        timeout: float  # seconds of silence that fail a request
 
         def generate(self, request: chat.GenerateRequest) -> Generation:
             """Start a turn; its errors come with its events."""
@@ -36,6 +37,11 @@ if TYPE_CHECKING:
 
         async def count(self, request: chat.GenerateRequest) -> int | None:
             """How many tokens the prompt has for the model, exactly; None where nobody can tell."""
+            ...
+
+        async def load(self, model: str, keep: float | None = None) -> int | None:
+            """Have a model in memory, and keep it so many seconds (-1: for ever; 0: let go of it) where this is
+            the provider's to say; tokens of its context, where it is known."""
             ...
 
         async def models(self) -> list[str]: ...

@@ -320,7 +320,7 @@ class Server:
         connections_per_uid: int = 1024,
     ) -> None:
         self._handler = handler
-        self._limits = limits or Limits()
+        self.limits = limits or Limits()  # of connections that are yet to come
         self._busy = busy
         self._caps = Caps(connections_max, connections_per_uid)
 
@@ -333,7 +333,7 @@ class Server:
         return Connection(
             sock,
             self._handler,
-            limits=self._limits,
+            limits=self.limits,
             busy=self._busy,
             ended=lambda: self._caps.release(uid),
             uid=uid,

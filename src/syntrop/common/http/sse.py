@@ -72,9 +72,10 @@ class Parser:
         events: list[ServerEvent] = []
         for end in ends:
             self._hold(len(end))
-            line = bytes(self._line) + end
-            self._line.clear()
-            self._take(line, events)
+            if self._line:
+                end = bytes(self._line) + end
+                self._line.clear()
+            self._take(end, events)
         self._hold(len(rest))
         self._line += rest
         return events

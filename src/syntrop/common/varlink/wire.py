@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 _READ = 128 * 1024
 _FDS_MAX = 253  # SCM_MAX_FD of the kernel
+_CUT = int(socket.MSG_CTRUNC)  # an enumeration's `&` takes longer than the call that it judges
 _ANCILLARY = socket.CMSG_SPACE(_FDS_MAX * 4)
 
 
@@ -134,7 +135,7 @@ class Wire:
                 numbers = array.array("i")
                 numbers.frombytes(content[: len(content) - len(content) % numbers.itemsize])
                 fds.extend(numbers)
-        if flags & socket.MSG_CTRUNC:
+        if flags & _CUT:
             # Our own table of descriptors is full: some never arrived, so the message is not whole.
             close_all(fds)
             raise Malformed("descriptors were lost")

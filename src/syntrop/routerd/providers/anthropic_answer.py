@@ -52,6 +52,7 @@ class Answer:
         self._reason: str | None = None
         self._sequence: str | None = None  # the client's text that ended it
         self._usage: dict[str, int] = {}
+        self._thought = 0  # tokens of the output that were thought, where it is told
 
     def take(self, event: ServerEvent) -> list[chat.Event]:
         try:
@@ -78,12 +79,14 @@ class Answer:
         usage = self._usage
         cached = usage.get("cache_read_input_tokens", 0)
         prompt = usage.get("input_tokens", 0) + usage.get("cache_creation_input_tokens", 0) + cached
+        output = usage.get("output_tokens", 0)
         return [
             chat.Finished(
                 self._reason,
                 prompt,
-                usage.get("output_tokens", 0),
+                output,
                 cached_tokens=cached,
+                reasoning_tokens=min(self._thought, output),
                 stop_sequence=self._sequence,
             ),
         ]
@@ -181,6 +184,9 @@ class Answer:
     def _count(self, usage: Any) -> None:
         """Counts are of the whole answer so far: the last of each stands."""
         if isinstance(usage, dict):
+            details = usage.get("output_tokens_details")
+            if isinstance(details, dict) and type(n := details.get("thinking_tokens")) is int and n >= 0:
+                self._thought = n
             self._usage |= {name: n for name, n in usage.items() if type(n) is int and n >= 0}
 
     def _whole(self, value: dict[str, Any]) -> list[chat.Event]:

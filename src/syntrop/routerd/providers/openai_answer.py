@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from syntrop.common.http.sse import ServerEvent
     from syntrop.routerd.providers.failures import Teller
 
+_decode = json.JSONDecoder().decode  # what `json.loads` comes to in the end
 DONE = "[DONE]"
 _LEAST = -9999.0  # what OpenAI says of a token that is most unlikely; JSON has no infinity
 _REASONS = {
@@ -66,7 +67,7 @@ class Answer:
             self.done = True
             return []
         try:
-            value = json.loads(event.data)
+            value = _decode(event.data)
         except (ValueError, RecursionError):
             raise self._teller.broken("an event is no JSON") from None
         if event.type == "error" and isinstance(value, dict) and "error" not in value:

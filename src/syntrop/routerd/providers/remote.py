@@ -118,6 +118,10 @@ class Remote:
             raise self.teller.broken("the body is no JSON object")
         return value
 
+    async def load(self, model: str, keep: float | None = None) -> int | None:
+        """What is in memory there is their own affair, and how large its context is nobody tells."""
+        return None
+
     async def probe(self, timeout: float) -> float:
         """Any answer is a sign of life that does not say that the router, or the server, is at fault."""
         started = monotonic()
