@@ -49,7 +49,7 @@ def _rows(name: str, threads: int, taken: Taken, unit: str) -> list[Row]:
     model = MODELS[name]
     plural = f"{threads} thread{'s' * (threads > 1)}"
 
-    def row(label: str, measure: str, what: str, bar: tuple[str, float]) -> Row:
+    def row(label: str, measure: str, what: str, bar: tuple[str, float] | None) -> Row:
         peer = taken.get(key(name, threads, "peer", what))
         return Row(f"{label}, {plural}", measure, taken[key(name, threads, "ours", what)], peer, bar)
 
@@ -63,7 +63,10 @@ def _rows(name: str, threads: int, taken: Taken, unit: str) -> list[Row]:
         row(f"decode {DECODE} ({reading})", "tokens/s", "decode", ("x>=", model.decode)),
         row(f"{STREAMS} streams together", "tokens/s", "streams", ("x>=", model.streams)),
         row("process start → first token", "ms", "first", ("x<=", model.first)),
-        row("resident", "MiB", "resident", ("x<=", model.resident)),
+        row(
+            "resident, beside the peer with the model's whole context", "MiB", "resident", ("x<=", model.resident)
+        ),
+        row("resident, beside the peer with a context of 1,024", "MiB", "lean", None),
         Row(f"loading alone, {plural}", "ms", taken[key(name, threads, "ours", "load")]),
     ]
 

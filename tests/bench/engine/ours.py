@@ -129,12 +129,13 @@ class Daemon:
                     first = perf_counter() - started
                     for _ in replies:
                         pass
-                    resident = pss(process.pid)
+                    resident: float = pss(process.pid)
                     streams = self._streams(method, how)
                 finally:
                     process.terminate()
                     process.wait(self._tests.TIMEOUT)
-        return {"first": first * 1000, "resident": resident / MIB, "streams": streams}
+        resident /= MIB
+        return {"first": first * 1000, "resident": resident, "lean": resident, "streams": streams}
 
     def _start(self, listener: socket.socket, threads: int, level: str) -> subprocess.Popen[bytes]:
         options = ["--threads", str(threads), "--kernel-level", level, "--slots", str(STREAMS)]
