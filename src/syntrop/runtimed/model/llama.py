@@ -33,7 +33,12 @@ MAX_BATCH = 512  # tokens of one step
 MAX_LOGITS = 64  # rows of logits of one step
 MAX_THREADS = 256
 
-LEVELS: dict[str, int] = {"scalar": lib.SY_SCALAR, "avx2": lib.SY_AVX2, "avx512": lib.SY_AVX512}
+LEVELS: dict[str, int] = {
+    "scalar": lib.SY_SCALAR,
+    "avx2": lib.SY_AVX2,
+    "avx512": lib.SY_AVX512,
+    "amx": lib.SY_AMX,
+}
 
 KV_TYPES: dict[str, int] = {"f16": lib.SY_KV_F16, "q8": lib.SY_KV_Q8, "f32": lib.SY_KV_F32}
 
@@ -339,7 +344,8 @@ def _choose_level(level: str) -> str:
     if level not in LEVELS:
         raise BadRequest("level", f"{level!r} is none of auto, {', '.join(LEVELS)}")
     if level not in names:
-        raise BadRequest("level", f"this processor does not run {level}, only {', '.join(names)}")
+        missing = ffi.string(lib.sy_level_missing(LEVELS[level])).decode()
+        raise BadRequest("level", f"{level} needs {missing}, which this host lacks; it runs {', '.join(names)}")
     return level
 
 
