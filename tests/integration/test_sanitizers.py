@@ -25,9 +25,9 @@ COMPILER = shlex.split(os.environ.get("CC", "gcc"))
 # Checks of pointers that AddressSanitizer makes anyway would double the time to compile; calls instead of code in
 # line at every access halve it.
 FLAGS = shlex.split(
-    "-DTILES='\"tiles.h\"' -std=gnu11 -O1 -g1 -pthread -fPIC -fno-math-errno -Wno-psabi -fvisibility=hidden -fno-omit-frame-pointer "
-    "-fsanitize=address,undefined -fno-sanitize=pointer-overflow,null,object-size -fno-sanitize-recover=all "
-    "--param=asan-instrumentation-with-call-threshold=0"
+    "-DTILES='\"tiles.h\"' -std=gnu11 -O1 -g1 -pthread -fPIC -fno-math-errno -Wno-psabi -fvisibility=hidden "
+    "-fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize=pointer-overflow,null,object-size "
+    "-fno-sanitize-recover=all --param=asan-instrumentation-with-call-threshold=0"
 )
 # Everything of the kernels, and whole steps of small models through them.
 TESTS = {
