@@ -288,6 +288,9 @@ def test_a_loaded_model_costs_no_time_when_nobody_asks(suites: Callable[..., Any
     suite = suites("--threads", "2")
     generate(suite, max_tokens=100)
     pid = suite.processes["runtimed"].pid
+    maps = Path(f"/proc/{pid}/maps").read_text()
+    assert "_kernels" in maps
+    assert not any(heavy in maps for heavy in ("numpy", "markupsafe")), "numpy and jinja2 serve no quantised model"
 
     def ticks() -> int:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
