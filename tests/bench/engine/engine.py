@@ -19,6 +19,7 @@ import argparse
 import importlib.util
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -97,6 +98,7 @@ def main() -> int:
         path, count, level, peak = arguments.child
         print(json.dumps(ours.compute_here(Path(path), int(count), level, float(peak))))
         return 0
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what was started is ended
     found = measure(arguments.models, arguments.threads, arguments.rounds, arguments.level)
     if arguments.json:
         print(json.dumps(found))

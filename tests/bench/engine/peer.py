@@ -23,7 +23,7 @@ from ours import MIB, PROMPT, SHORT, prompt, pss
 
 CONTEXT = 512  # tokens for each of several streams
 LEAN = ("-c", "1024", "--no-warmup")  # keys and values are laid out at once, so a small context is kind to it
-PATIENCE = 120.0
+PATIENCE = 600.0  # seconds: its threads wait for each other, which on a busy machine is long
 
 
 def missing() -> list[str]:
