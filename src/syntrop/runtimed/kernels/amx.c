@@ -13,8 +13,8 @@
  * A segment has at most 256 columns, so that nothing overflows: a sum / 256 stays below 2^30.
  *
  * Activations of a batch: tiles of 16 tokens; in a tile steps of 64 columns; in a step the high plane, then the low
- * one; in a plane token by token. d: [tile][segment][token]. Both sides of a block that has no partner: the weights'
- * half is zero, whatever the activations' is. Activations of one token alone: see store_alone.
+ * one; in a plane token by token. d, times 256: [tile][segment][token]. Where the last block has no partner in its
+ * step, the weights' half is zero, whatever the activations' is. Activations of one token alone: see store_alone.
  */
 #include "packed.h"
 
@@ -81,9 +81,9 @@ static void body_quantize(const float *x, int32_t n, sy_acts *a, int32_t t, int3
         const __m512 inverse = _mm512_set1_ps(d > 0 ? 1.0f / d : 0.0f);
         const size_t segment = (size_t)(block + first / QBLOCK) / BLOCKS;
         if (alone)
-            a->d[segment] = d;
+            a->d[segment] = d * 256.0f;
         else
-            a->d[(tile * (size_t)segments(a->blocks) + segment) * ROWS + lane] = d;
+            a->d[(tile * (size_t)segments(a->blocks) + segment) * ROWS + lane] = d * 256.0f;
         int32_t sums[2][2];
         for (int32_t c = first; c < last; c += VL) {
             /* In range by arithmetic, but for what NaN and infinity lead to: the second side is taken then. */
@@ -122,8 +122,8 @@ typedef struct {
 
 INLINE __m512i twice(__m512 x)
 {
-    const __m512i n = _mm512_cvtps_epi32(x);
-    return _mm512_or_si512(_mm512_and_si512(n, _mm512_set1_epi32(0xffff)), _mm512_slli_epi32(n, 16));
+    const __m512i lower = _mm512_broadcast_i32x4(_mm_setr_epi8(0, 1, 0, 1, 4, 5, 4, 5, 8, 9, 8, 9, 12, 13, 12, 13));
+    return _mm512_shuffle_epi8(_mm512_cvtps_epi32(x), lower);
 }
 
 INLINE void prepare(segment *g, const uint8_t *w, const sy_kind k, int32_t first, int32_t count)
@@ -161,13 +161,26 @@ INLINE const uint8_t *codes_of(const uint8_t *w, const sy_kind k, int32_t b)
     return w + sy_block_offset(k, b) + PANEL * (head + sy_scale_bytes(k));
 }
 
+/* The bits of mask at the top of every 16, less the half of what they can be. */
+INLINE __m512i centred(__m512i x, const int mask)
+{
+    const __m512i bits = _mm512_set1_epi16((short)mask), sign = _mm512_set1_epi16((short)0x8000);
+    return _mm512_ternarylogic_epi32(x, bits, sign, 0x6a); /* (x & bits) ^ sign */
+}
+
 /* Quad j in numbers of 16 bits, before its minimum: columns 0 and 2 in a lane, columns 1 and 3. */
 INLINE void numbers(const sy_kind k, const uint8_t *codes, const int j, __m512i scale, __m512i *even, __m512i *odd)
 {
-    const __m512i sign = _mm512_set1_epi16((short)0x8000);
-    const __m512i code = quad(k, codes, j, k.book ? 0 : 8 - k.width);
-    const __m512i right = _mm512_xor_si512(_mm512_and_si512(code, _mm512_set1_epi16((short)0xff00)), sign);
-    const __m512i left = _mm512_xor_si512(_mm512_slli_epi16(code, 8), sign);
+    __m512i left, right;
+    if (k.nibbles && k.width == 4) { /* less work than the general case: a word has four nibbles in 16 bits */
+        const __m512i x = plane(codes, j % 4);
+        left = centred(_mm512_slli_epi16(x, j < 4 ? 12 : 8), 0xf000);
+        right = centred(j < 4 ? _mm512_slli_epi16(x, 4) : x, 0xf000);
+    } else {
+        const __m512i code = quad(k, codes, j, k.book ? 0 : 8 - k.width);
+        left = _mm512_xor_si512(_mm512_slli_epi16(code, 8), _mm512_set1_epi16((short)0x8000));
+        right = centred(code, 0xff00);
+    }
     *even = _mm512_mulhrs_epi16(left, scale);
     *odd = _mm512_mulhrs_epi16(right, scale);
 }
@@ -184,43 +197,51 @@ INLINE __m512 enter(__m512 acc, __m512i high, __m512i low, __m512 unit, float d)
 {
     const __m512i rest = _mm512_srai_epi32(_mm512_add_epi32(low, _mm512_set1_epi32(128)), 8);
     const __m512 all = _mm512_cvtepi32_ps(_mm512_add_epi32(high, rest));
-    return _mm512_fmadd_ps(all, _mm512_mul_ps(unit, _mm512_set1_ps(256.0f * d)), acc);
+    return _mm512_fmadd_ps(all, _mm512_mul_ps(unit, _mm512_set1_ps(d)), acc);
 }
+
+#define AHEAD 1 /* segments */
 
 /* One token alone: from the packed bits into the multiply. */
 INLINE __m512 panel_alone(const uint8_t *w, const sy_kind k, const sy_acts *x)
 {
-    const __m512i mask = _mm512_set1_epi32(0xffff);
     __m512 acc = _mm512_setzero_ps();
     for (int32_t first = 0; first < x->blocks; first += BLOCKS) {
         const int32_t count = x->blocks - first < BLOCKS ? x->blocks - first : BLOCKS;
         segment g;
         prepare(&g, w, k, first, count);
-        __m512i sum[4]; /* high and low, of even columns and of odd ones: the latency of one chain would show */
+        __m512i sum[2][4]; /* high and low, in four chains each: the latency of one would show */
         for (int i = 0; i < 4; i++)
-            sum[i] = _mm512_setzero_si512();
+            sum[0][i] = sum[1][i] = _mm512_setzero_si512();
         for (int32_t b = 0; b < count; b++) {
             const uint8_t *codes = codes_of(w, k, first + b);
             const int8_t *q = x->q + (size_t)(first + b) * QBLOCK * 4;
+            /* The first look at a segment's scales is no stream that the processor would see coming. */
+            UNROLL for (int i = 0; i < PANEL * (sy_code_bytes(k) + sy_scale_bytes(k)); i += 64)
+                _mm_prefetch((const char *)codes + AHEAD * sy_block_offset(k, BLOCKS) + i, _MM_HINT_T0);
             UNROLL for (int j = 0; j < 8; j++)
             {
                 __m512i even, odd;
                 numbers(k, codes, j, g.scale[b][j * k.parts / 8], &even, &odd);
-                sum[0] = dot(sum[0], even, q + 16 * j);
-                sum[1] = dot(sum[1], odd, q + 16 * j + 4);
-                sum[2] = dot(sum[2], even, q + 16 * j + 8);
-                sum[3] = dot(sum[3], odd, q + 16 * j + 12);
+                const int chain = j % 2 * 2;
+                sum[0][chain] = dot(sum[0][chain], even, q + 16 * j);
+                sum[0][chain + 1] = dot(sum[0][chain + 1], odd, q + 16 * j + 4);
+                sum[1][chain] = dot(sum[1][chain], even, q + 16 * j + 8);
+                sum[1][chain + 1] = dot(sum[1][chain + 1], odd, q + 16 * j + 12);
             }
             if (k.minimum) { /* those of the halves × the sums of the halves */
                 const int8_t *sums = (const int8_t *)(x->neg + (first + b) * 2);
-                const __m512i pair = _mm512_or_si512(_mm512_and_si512(g.minimum[b][0], mask),
-                                                     _mm512_andnot_si512(mask, g.minimum[b][k.parts - 1]));
-                sum[0] = dot(sum[0], pair, sums);
-                sum[2] = dot(sum[2], pair, sums + 4);
+                __m512i pair = g.minimum[b][0];
+                if (k.parts == 2)
+                    pair = _mm512_mask_blend_epi16(0xaaaaaaaau, pair, g.minimum[b][1]);
+                sum[0][0] = dot(sum[0][0], pair, sums);
+                sum[1][0] = dot(sum[1][0], pair, sums + 4);
             }
         }
-        acc = enter(acc, _mm512_add_epi32(sum[0], sum[1]), _mm512_add_epi32(sum[2], sum[3]), g.unit,
-                    x->d[first / BLOCKS]);
+        for (int i = 0; i < 2; i++)
+            sum[i][0] = _mm512_add_epi32(_mm512_add_epi32(sum[i][0], sum[i][1]),
+                                         _mm512_add_epi32(sum[i][2], sum[i][3]));
+        acc = enter(acc, sum[0][0], sum[1][0], g.unit, x->d[first / BLOCKS]);
     }
     return acc;
 }
@@ -322,7 +343,6 @@ INLINE void tile(const expanded *e, const sy_acts *x, int32_t t, int rows, int32
         for (int i = 0; i < rows; i++) {
             __m512i high = _mm512_slli_epi32(_mm512_load_si512(sums[0][i]), 8);
             high = _mm512_add_epi32(high, _mm512_load_si512(sums[1][i]));
-            /* LH is of the low sum by right, × 256: what is divided by 256 is the same. */
             high = _mm512_add_epi32(high, _mm512_load_si512(sums[2][i]));
             const __m512 acc = first || end > BLOCKS / 2 ? _mm512_load_ps(part[i]) : _mm512_setzero_ps();
             _mm512_store_ps(part[i], enter(acc, high, _mm512_load_si512(sums[3][i]), unit, d[i]));
@@ -356,7 +376,7 @@ INLINE void panel_typed(const uint8_t *w, const int type, const sy_acts *x, int3
         for (int32_t b = 0; b < x->blocks; b += size) {
             const int32_t count = x->blocks - b < size ? x->blocks - b : size;
             expand(&e, w, k, b, count);
-            __asm__ volatile("" ::: "memory"); /* the intrinsics do not say what they read */
+            __asm__ volatile("" ::"r"(&e) : "memory"); /* the intrinsics do not say what they read */
             /* Beyond `run` the tokens are whatever the tile holds: computed, not used. */
             for (int32_t t = 0; t < run; t += ROWS)
                 tile(&e, x, t0 + t, rows, b, count, part + t);
