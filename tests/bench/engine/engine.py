@@ -106,11 +106,7 @@ def main() -> int:
     groups = [
         (
             figures.head(name, arguments.rounds),
-            [
-                row
-                for count in arguments.threads
-                for row in figures.rows(name, count, found["taken"], found["unit"])
-            ],
+            figures.rows(name, arguments.threads, found["taken"], found["unit"]),
         )
         for name in arguments.models
     ]

@@ -72,4 +72,4 @@ def _rows(name: str, threads: int, taken: Taken, unit: str) -> list[Row]:
 
 
 def head(name: str, rounds: int) -> str:
-    return f"{MODELS[name].title}, {rounds} rounds of fresh processes, interleaved; beside it llama.cpp, same file"
+    return f"{MODELS[name].title}, {rounds} × fresh processes, interleaved; beside it llama.cpp, same file"

@@ -111,7 +111,7 @@ class Daemon:
         self._suite.stop()
 
     def look(self, threads: int, level: str) -> dict[str, float]:
-        """first: ms from the start of the process to a short prompt's first token; resident: MiB (Pss) after some
+        """first: ms from the start of the process to a short prompt's first token; resident: MiB (Rss) after some
         more; streams: tokens a second of all together. The caller waits at the socket, as under systemd."""
         method = f"{self._tests.RUNTIME}.Generate"
         path = self._suite.endpoint(self._tests.RUNTIME)
@@ -129,7 +129,7 @@ class Daemon:
                     first = perf_counter() - started
                     for _ in replies:
                         pass
-                    resident: float = pss(process.pid)
+                    resident: float = rss(process.pid)
                     streams = self._streams(method, how)
                 finally:
                     process.terminate()
@@ -178,7 +178,7 @@ def prompt(number: int) -> str:
     return f"{number + 1}. Write down what {who} would say about {subjects[number]}:"
 
 
-def pss(pid: int) -> int:
-    """Bytes: what is resident, shared pages by this process's part."""
+def rss(pid: int) -> int:
+    """Bytes: what is resident, mapped files too. (Pss would depend on who else has the model's file mapped.)"""
     text = Path(f"/proc/{pid}/smaps_rollup").read_text()
-    return int(text.split("\nPss:")[1].split()[0]) * 1024
+    return int(text.split("Rss:")[1].split()[0]) * 1024

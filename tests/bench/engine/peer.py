@@ -19,7 +19,7 @@ from time import perf_counter, sleep
 from typing import Any
 
 from figures import DECODE, PREFILL, PROGRAMS, STREAM_TOKENS, STREAMS
-from ours import MIB, PROMPT, SHORT, prompt, pss
+from ours import MIB, PROMPT, SHORT, prompt, rss
 
 CONTEXT = 512  # tokens for each of several streams
 LEAN = ("-c", "1024", "--no-warmup")  # keys and values are laid out at once, so a small context is kind to it
@@ -74,7 +74,7 @@ def _completion(program: str, path: Path, threads: int, *options: str) -> tuple[
         for _ in range(SHORT):  # a piece is a token or more
             assert os.read(process.stdout.fileno(), 4096), "ended early"
             first = first or perf_counter() - started
-        resident = pss(process.pid)
+        resident = rss(process.pid)
     finally:
         process.kill()
         process.wait()
