@@ -70,9 +70,11 @@ def _completion(program: str, path: Path, threads: int, *options: str) -> tuple[
     )
     try:
         assert process.stdout is not None
-        first = 0.0
-        for _ in range(SHORT):  # a piece is a token or more
-            assert os.read(process.stdout.fileno(), 4096), "ended early"
+        first, text = 0.0, 0
+        while text < SHORT:  # bytes: a token is one or more of them, and a late reader finds several tokens at once
+            data = os.read(process.stdout.fileno(), 64)
+            assert data, "ended early"
+            text += len(data)
             first = first or perf_counter() - started
         resident = rss(process.pid)
     finally:
