@@ -71,7 +71,7 @@ def _completion(program: str, path: Path, threads: int, *options: str) -> tuple[
     try:
         assert process.stdout is not None
         first, text = 0.0, 0
-        while text < SHORT:  # bytes: a token is one or more of them, and a late reader finds several tokens at once
+        while text < SHORT:  # bytes: a late reader finds several tokens at once
             data = os.read(process.stdout.fileno(), 64)
             assert data, "ended early"
             text += len(data)
