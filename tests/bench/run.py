@@ -5,7 +5,7 @@ Each bench is a program of its own that interleaves its subjects and prints ever
 measured here (no root, no peer) is named under the table. Exits with 1 when a bar is missed.
 
   LITELLM       path of LiteLLM's `litellm`, installed with its proxy: the router's peer
-  LLAMA_BENCH   path of llama.cpp's `llama-bench`, built natively: the engine's peer
+  LLAMA_BENCH, LLAMA_COMPLETION, LLAMA_SERVER   paths of llama.cpp's programs, built natively: the engine's peer
 """
 
 from __future__ import annotations
@@ -20,9 +20,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from table import Row, render
-
 HERE = Path(__file__).resolve().parent
+sys.path.append(str(HERE / "engine"))
+
+import figures  # noqa: E402
+from table import Row, render  # noqa: E402
+
 RATIOS = {"routerd": 1.9, "runtimed": 2.0}
 CONTROL = 1.4
 Group = tuple[str, list[Row]]
@@ -68,29 +71,12 @@ def chain(rounds: int) -> Group:
     return head, rows
 
 
-def engine(rounds: int) -> Group:
+def engine(rounds: int) -> list[Group]:
     found = taken("engine", "--rounds", str(rounds))
-    rows = []
-    for threads in (1, 2):
-        plural = "s" if threads > 1 else ""
-        for what, tokens, bar in (("prefill", 512, 1.0), ("decode", 128, 0.8)):
-            rows.append(
-                Row(
-                    f"{what} {tokens}, {threads} thread{plural}",
-                    "tokens/s",
-                    found[f"ours.{threads}.{what}"],
-                    found.get(f"peer.{threads}.{what}"),
-                    ("x>=", bar),
-                )
-            )
-        rows.append(Row(f"loading, {threads} thread{plural}", "ms", found[f"ours.{threads}.load"]))
-        share = [100 * value for value in found[f"ours.{threads}.share"]]
-        rows.append(Row(f"share of memory bandwidth in decode, {threads} thread{plural}", "%", share))
-    head = (
-        f"The engine, SmolLM2-135M Q4_1, {rounds} rounds of a fresh process each, interleaved; beside it "
-        "llama.cpp's `llama-bench`, built natively"
-    )
-    return head, rows
+    return [
+        (figures.head(name, rounds), figures.rows(name, (1, 2), found["taken"], found["unit"]))
+        for name in figures.MODELS
+    ]
 
 
 def host(rounds: int) -> Group:
@@ -113,7 +99,7 @@ def router(rounds: int) -> Group:
     return head, rows
 
 
-BENCHES: dict[str, tuple[Callable[[int], Group], int]] = {
+BENCHES: dict[str, tuple[Callable[[int], Group | list[Group]], int]] = {
     "activation": (activation, 20),
     "chain": (chain, 15),
     "engine": (engine, 5),
@@ -149,11 +135,12 @@ def main() -> int:
             missing.append("cold activation needs root, for the namespaces that a real systemd is booted in")
             continue
         print(f"measuring {name} …", file=sys.stderr, flush=True)
-        groups.append(measure(options.rounds or rounds))
+        found = measure(options.rounds or rounds)
+        groups += found if isinstance(found, list) else [found]
     if not os.environ.get("LITELLM"):
         missing.append("LITELLM is not set: routerd has no peer here")
-    if not os.environ.get("LLAMA_BENCH"):
-        missing.append("LLAMA_BENCH is not set: the engine has no peer here")
+    if unset := [name for name in figures.PROGRAMS if not os.environ.get(name)]:
+        missing.append(f"{', '.join(unset)} not set: the engine has no peer for what they do")
     text = f"{where}.\n\n{render(groups)}"
     text += "".join(f"\nNot measured: {one}.\n" for one in missing)
     print(text)

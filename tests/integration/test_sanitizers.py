@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kernels compiled with the address and undefined-behaviour sanitizers, under the kernels' own unit tests."""
+"""The kernels compiled with the address and undefined-behaviour sanitizers, under the kernels' own unit tests.
+
+This build alone has the level `amx` on any processor with AVX-512: its instructions are those of
+tests/data/kernels/tiles.h, in C. Where a processor has tiles, the unit tests run them natively, without this.
+"""
 
 from __future__ import annotations
 
@@ -16,19 +20,22 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 KERNELS = ROOT / "src" / "syntrop" / "runtimed" / "kernels"
+TILES = ROOT / "tests" / "data" / "kernels"
 COMPILER = shlex.split(os.environ.get("CC", "gcc"))
 # Checks of pointers that AddressSanitizer makes anyway would double the time to compile; calls instead of code in
 # line at every access halve it.
 FLAGS = shlex.split(
-    "-std=gnu11 -O1 -g1 -pthread -fPIC -fno-math-errno -Wno-psabi -fvisibility=hidden -fno-omit-frame-pointer "
-    "-fsanitize=address,undefined -fno-sanitize=pointer-overflow,null,object-size -fno-sanitize-recover=all "
-    "--param=asan-instrumentation-with-call-threshold=0"
+    "-DTILES='\"tiles.h\"' -std=gnu11 -O1 -g1 -pthread -fPIC -fno-math-errno -Wno-psabi -fvisibility=hidden "
+    "-fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize=pointer-overflow,null,object-size "
+    "-fno-sanitize-recover=all --param=asan-instrumentation-with-call-threshold=0"
 )
 # Everything of the kernels, and whole steps of small models through them.
 TESTS = {
     "test_kernels.py": "",
     "test_llama.py": "level or batch or chunks or threads",
     "test_encoder.py": "every_type",
+    "test_batch_invariance.py": "(amx and every) or (scalar and Q4_1)",
+    "test_arch_oracle.py": "(amx or scalar) and llama_tied",
 }
 
 # Puts the instrumented module where the tests look for it, then runs them.
@@ -66,7 +73,7 @@ def instrumented(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     def compile_one(source: Path) -> str:
         target = folder / f"{source.stem}.o"
-        flags = [*FLAGS, f"-I{KERNELS}", f"-I{include}"]
+        flags = [*FLAGS, f"-I{KERNELS}", f"-I{TILES}", f"-I{include}"]
         subprocess.run([*COMPILER, *flags, "-c", str(source), "-o", str(target)], check=True, timeout=600)
         return str(target)
 

@@ -7,12 +7,13 @@ then all texts are scored from where the tokens of all still agree. What is comp
 likelihood of prompt and text as a whole, and a softmax over it is exact.
 
 Texts that begin alike share the tokens that they begin with: they are walked as a tree, depth first, so that the
-cache of keys and values only ever grows at its end or is cut back there.
+cache of keys and values only ever grows at its end or is cut back there. Tokens between forks are read at once.
 """
 
 from __future__ import annotations
 
 import math
+from collections import deque
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from syntrop.runtimed.tokenizer import Tokenizer
 
 CANDIDATES_MAX = 256
+RUN_MAX = 32  # tokens that are read at once, at most
 
 
 class Unscorable(ValueError):
@@ -68,35 +70,49 @@ class _Node:
 
 
 class Scores:
-    """The walk: give `take` the distribution after the shared tokens, and after each token that it asks for."""
+    """The walk: give `take` the distribution after the shared tokens, and after each that `next` asks for."""
 
-    __slots__ = ("_left", "_node", "totals")
+    __slots__ = ("_due", "_left", "totals")
 
     def __init__(self, paths: Sequence[Sequence[int]]) -> None:
         self.totals = [0.0] * len(paths)  # natural logarithms; valid after the walk
-        self._node = _Node(-1, 0)
+        root = _Node(-1, 0)
         for index, path in enumerate(paths):
-            node = self._node
+            node = root
             for token in path:
                 node = node.children.setdefault(token, _Node(token, node.depth + 1))
             node.ends.append(index)
         self._left: list[_Node] = []
+        self._due = deque([root])
 
-    def take(self, logprob: Callable[[int], float]) -> tuple[int, int] | None:
-        """Score what may come next.
+    @property
+    def due(self) -> int:
+        """Distributions to be taken before what is next can be told."""
+        return len(self._due)
 
-        (tokens after the shared ones to keep, token to read next), or None at the end.
-        """
-        for child in self._node.children.values():
-            child.total = self._node.total + logprob(child.token)
+    def take(self, logprob: Callable[[int], float]) -> None:
+        """Score what may come after the first token that is due."""
+        node = self._due.popleft()
+        for child in node.children.values():
+            child.total = node.total + logprob(child.token)
             for index in child.ends:
                 self.totals[index] = child.total
-            if child.children:
+            if child.children and not (self._due and self._due[0] is child):
                 self._left.append(child)
+
+    def next(self) -> tuple[int, list[int]] | None:
+        """(tokens after the shared ones to keep, tokens to read next), or None at the end. Once none is due."""
         if not self._left:
             return None
-        self._node = self._left.pop()
-        return self._node.depth - 1, self._node.token
+        node = self._left.pop()
+        kept = node.depth - 1
+        self._due.append(node)
+        while len(node.children) == 1 and len(self._due) < RUN_MAX:
+            (node,) = node.children.values()
+            if not node.children:
+                break
+            self._due.append(node)
+        return kept, [one.token for one in self._due]
 
 
 def decision(

@@ -260,13 +260,14 @@ class Engine:
         rows = 0
         for one in generations:
             take = min(takes.get(id(one), 0), most)
-            done = take == one.unread
-            if not take or rows + done > MAX_LOGITS or not self._reserve(one, take):
+            if not take or one.cache is None:  # its cache went to one before it
                 continue
-            assert one.cache is not None
             start = one.cache.length
-            batch.append((one, Piece(one.cache, one.tokens[start : start + take], done)))
-            rows += done
+            wanted = one.wants(start, take)
+            if rows + wanted > MAX_LOGITS or not self._reserve(one, take):
+                continue
+            batch.append((one, Piece(one.cache, one.tokens[start : start + take], wanted)))
+            rows += wanted
             most -= take
         return batch
 

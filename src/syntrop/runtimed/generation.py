@@ -221,6 +221,10 @@ class Generation:
         if not self._made:
             self.cached = adopted
 
+    def wants(self, start: int, count: int) -> int:
+        """After how many of the last of these `tokens` the logits are wanted."""
+        return int(start + count == len(self.tokens))
+
     def advance(self, logits: Any) -> bool:
         """Take the next token by its logits; False at the end, to be told by `conclude()`.
 

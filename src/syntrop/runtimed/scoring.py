@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """A decision as the engine runs it: a generation whose tokens are given, and which looks at how likely they were.
 
-The prompt is read once, as any prompt is, beside what else runs. Then each step reads one token that the texts
-share; where two part, the cache is cut back to the fork. A text of one token costs no step at all.
+The prompt is read once, as any prompt is, beside what else runs. Then each step reads the tokens up to the next
+fork, where texts part; for another branch the cache is cut back to it. A text of one token costs no step at all.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from syntrop.runtimed.decide import Scores
@@ -44,16 +45,27 @@ class Scoring(Generation):
     def start(self) -> None:
         self.open_cache()
 
+    def wants(self, start: int, count: int) -> int:
+        return min(count, max(0, start + count - (len(self.tokens) - self._scores.due)))
+
     def advance(self, logits: Any) -> bool:
         n_vocab = len(self.runnable.tokenizer)
         self._made += 1
-        step = self._scores.take(lambda token: logprobs(logits, n_vocab, token).logprob)
+        for row in logits if isinstance(logits, list) else [logits]:
+            self._scores.take(partial(_logprob, row, n_vocab))
+        if self._scores.due:
+            return True
+        step = self._scores.next()
         if step is None:
             self._finish("stop")
             return False
-        kept, token = step
+        kept, tokens = step
         kept += len(self.prompt)
-        self.tokens[kept:] = [token]
+        self.tokens[kept:] = tokens
         if self.cache is not None and self.cache.length > kept:
             self.cache.truncate(kept)
         return True
+
+
+def _logprob(row: Any, n_vocab: int, token: int) -> float:
+    return logprobs(row, n_vocab, token).logprob

@@ -25,7 +25,7 @@ TABLE = (
         str,
         "auto",
         "Instruction set of the kernels. auto is the best that this processor has; one that it lacks is refused.",
-        choices=("auto", "scalar", "avx2", "avx512"),
+        choices=("auto", "scalar", "avx2", "avx512", "amx"),
     ),
     Setting(
         "slots",

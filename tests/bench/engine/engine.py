@@ -1,12 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prefill of 512 and decode of 128 tokens of SmolLM2: our engine beside llama.cpp's own bench.
+"""The engine beside llama.cpp, same files and threads: one table for the three real models.
 
-Every round starts a fresh process of each, in turn, so that whatever else the machine does meets both alike; each
-warms up before it measures. Prints one table: medians, the 10th to 90th percentile, the ratio of the medians,
-and which share of the measured memory bandwidth decoding uses (every weight is read once a token).
+Every round starts fresh processes of each, in turn, so that whatever else the machine does meets both alike. Of
+one sequence: a prompt of 512 tokens, 128 tokens one by one. Of the daemon, beside a store that has the model (its
+file in the page cache): 8 streams together, start of the process to the first token, and what is resident after
+a short text. The limits are measured in the same run: how fast as much memory as the weights take is read (every
+weight is read once a token), and how many 8-bit multiplies the processor's best unit does (peak.c; ours does two
+for each weight and token, since its activations have 15 bits).
 
-  LLAMA_BENCH   path of llama.cpp's `llama-bench`, built natively; without it only ours is measured
-  BENCH_MODEL   the GGUF file; default: the tests' SmolLM2
+The peer's programs are named by variables; what is missing is said, and only ours is measured:
+  LLAMA_BENCH, LLAMA_COMPLETION, LLAMA_SERVER   built natively
+The models are the tests' own (tests/models.py), or files in $SYNTROP_TEST_MODELS.
 """
 
 from __future__ import annotations
@@ -14,140 +18,102 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
-import mmap
 import os
-import statistics
+import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
-ROOT = Path(__file__).parents[3]
-sys.path.insert(0, str(ROOT / "src"))
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE.parent)]
 
-PREFILL, DECODE = 512, 128
-BARS = {"prefill": 1.0, "decode": 0.8}  # of the peer
-READ_BYTES = 192 << 20  # past any last-level cache that is likely here
+import figures  # noqa: E402
+import ours  # noqa: E402
+import peer  # noqa: E402
+from table import render  # noqa: E402
 
 
-def model_path() -> Path:
-    if given := os.environ.get("BENCH_MODEL"):
-        return Path(given)
-    spec = importlib.util.spec_from_file_location("test_models", ROOT / "tests" / "models.py")
+def model_path(name: str) -> Path:
+    spec = importlib.util.spec_from_file_location("test_models", HERE.parents[1] / "models.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules["test_models"] = module
     spec.loader.exec_module(module)
-    return Path(module.path("smollm2"))
+    return Path(module.path(name))
 
 
-def measure_here(path: Path, threads: int, level: str) -> dict[str, float]:
-    """Tokens a second in this process, and what loading cost, in milliseconds."""
-    from syntrop.common import gguf
-    from syntrop.runtimed.model.llama import LlamaModel, ffi, lib
+class Peak:
+    """Multiplies a second, by a program that is compiled here."""
 
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as data:
-        header = gguf.parse(data, arrays=False)
-        started = perf_counter()
-        model = LlamaModel.load(header, data, threads=threads, level=level)
-        load = perf_counter() - started
-    weights = sum(tensor.nbytes for tensor in header.tensors.values())
-    prompt = [(i * 7919) % (model.config.n_vocab - 1) for i in range(PREFILL)]
-    sequence = model.sequence(PREFILL + 1)
-    model.forward(sequence, prompt)
-    sequence.truncate(0)
-    started = perf_counter()
-    model.forward(sequence, prompt)
-    prefill = PREFILL / (perf_counter() - started)
-    sequence.truncate(0)
-    token = 1
-    started = perf_counter()
-    for _ in range(DECODE):
-        row = model.forward(sequence, [token])
-        token = (token * 31 + int(row[0] > 0)) % model.config.n_vocab  # the logits are looked at
-    decode = DECODE / (perf_counter() - started)
-    sequence.close()
-    model.close()
-    buffer = ffi.new("double *")
-    lib.sy_test_read(threads, READ_BYTES, buffer)
-    return {
-        "prefill": prefill,
-        "decode": decode,
-        "load": load * 1000,
-        "bandwidth": buffer[0],
-        "share": decode * weights / buffer[0],
-    }
+    def __init__(self, folder: str) -> None:
+        self._program = os.path.join(folder, "peak")
+        subprocess.run(["cc", "-O2", "-pthread", "-o", self._program, str(HERE / "peak.c")], check=True)
+
+    def __call__(self, threads: int) -> tuple[str, float]:
+        output = subprocess.run(
+            [self._program, str(threads)], check=True, stdout=subprocess.PIPE, text=True
+        ).stdout
+        unit, rate = output.split("\t")
+        return unit, float(rate)
 
 
-def ours(path: Path, threads: int, level: str) -> dict[str, float]:
-    command = [sys.executable, __file__, "--child", str(path), str(threads), level]
-    result: dict[str, float] = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
-    return result
-
-
-def peer(bench: str, path: Path, threads: int) -> dict[str, float]:
-    command = [bench, "-m", str(path), "-t", str(threads), "-p", str(PREFILL), "-n", str(DECODE)]
-    output = subprocess.run([*command, "-r", "1", "-o", "json"], check=True, capture_output=True).stdout
-    rows: list[dict[str, Any]] = json.loads(output)
-    return {"prefill" if row["n_prompt"] else "decode": float(row["avg_ts"]) for row in rows}
-
-
-def spread(values: list[float]) -> str:
-    ordered = sorted(values)
-    low, high = ordered[len(ordered) // 10], ordered[-1 - len(ordered) // 10]
-    return f"{statistics.median(values):8.1f} ({low:.0f}-{high:.0f})"
+def measure(models: list[str], threads: list[int], rounds: int, level: str) -> dict[str, Any]:
+    """Values by figures.key, the unit of the peak, and which programs of the peer are missing."""
+    taken: dict[str, list[float]] = {}
+    unit = ""
+    with tempfile.TemporaryDirectory(prefix="engine-bench-") as folder:
+        peak = Peak(folder)
+        for name in models:
+            path = model_path(name)
+            daemon = ours.Daemon(path)
+            try:
+                for number in range(rounds):
+                    for count in threads:
+                        print(f"{name}, round {number + 1}, {count} threads", file=sys.stderr, flush=True)
+                        unit, most = peak(count)
+                        both = {
+                            "ours": ours.compute(path, count, level, most) | daemon.look(count, level),
+                            "peer": peer.look(path, count),
+                        }
+                        for who, values in both.items():
+                            for what, value in values.items():
+                                taken.setdefault(figures.key(name, count, who, what), []).append(value)
+            finally:
+                daemon.close()
+    return {"taken": taken, "unit": unit, "missing": peer.missing()}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--models", nargs="+", choices=figures.MODELS, default=list(figures.MODELS))
     parser.add_argument("--level", default="auto", help="instruction-set level of ours")
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
-    parser.add_argument("--child", nargs=3, help=argparse.SUPPRESS)
+    parser.add_argument("--child", nargs=4, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.child:
-        path, threads, level = arguments.child
-        print(json.dumps(measure_here(Path(path), int(threads), level)))
+        path, count, level, peak = arguments.child
+        print(json.dumps(ours.compute_here(Path(path), int(count), level, float(peak))))
         return 0
-
-    path, bench = model_path(), os.environ.get("LLAMA_BENCH")
-    taken: dict[tuple[str, int, str], list[float]] = {}
-    for _ in range(arguments.rounds):
-        for threads in arguments.threads:
-            rounds = {"ours": ours(path, threads, arguments.level)}
-            if bench:
-                rounds["peer"] = peer(bench, path, threads)
-            for who, figures in rounds.items():
-                for what, value in figures.items():
-                    taken.setdefault((who, threads, what), []).append(value)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what was started is ended
+    found = measure(arguments.models, arguments.threads, arguments.rounds, arguments.level)
     if arguments.json:
-        print(json.dumps({f"{who}.{threads}.{what}": values for (who, threads, what), values in taken.items()}))
+        print(json.dumps(found))
         return 0
-
-    print(f"{path.name}, {arguments.rounds} rounds, median (10th-90th percentile), tokens a second")
-    print(f"{'':24}{'ours':>20}{'llama.cpp':>20}{'ratio':>8}{'bar':>6}  memory")
-    failed = False
-    for threads in arguments.threads:
-        for what, bar in BARS.items():
-            mine = taken["ours", threads, what]
-            line = f"{what} {PREFILL if what == 'prefill' else DECODE}, {threads} thread{'s' * (threads > 1)}"
-            line = f"{line:24}{spread(mine):>20}"
-            if bench:
-                theirs = taken["peer", threads, what]
-                ratio = statistics.median(mine) / statistics.median(theirs)
-                failed |= ratio < bar
-                line += f"{spread(theirs):>20}{ratio:7.2f}x{bar:5.1f}x"
-            else:
-                line += f"{'LLAMA_BENCH not set':>34}"
-            if what == "decode":
-                share = statistics.median(taken["ours", threads, "share"])
-                bandwidth = statistics.median(taken["ours", threads, "bandwidth"])
-                line += f"  {share:.0%} of {bandwidth / 1e9:.1f} GB/s"
-            print(line)
-        print(f"{f'load, {threads} threads, ms':24}{spread(taken['ours', threads, 'load']):>20}")
-    return int(failed)
+    groups = [
+        (
+            figures.head(name, arguments.rounds),
+            figures.rows(name, arguments.threads, found["taken"], found["unit"]),
+        )
+        for name in arguments.models
+    ]
+    print(render(groups), end="")
+    if found["missing"]:
+        print(f"\nNot measured beside it: {', '.join(found['missing'])} name no program of llama.cpp.")
+    return int(any(row.kept is False for _, rows in groups for row in rows))
 
 
 if __name__ == "__main__":

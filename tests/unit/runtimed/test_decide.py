@@ -45,14 +45,31 @@ def test_the_walk_scores_every_path_and_reads_each_shared_token_once(paths: list
     scores = decide.Scores(paths)
     cache: list[int] = []
     reads = 0
-    while (step := scores.take(lambda token: logprob(cache, token))) is not None:
-        kept, token = step
+    scores.take(lambda token: logprob(cache, token))
+    while (step := scores.next()) is not None:
+        kept, tokens = step
         assert kept <= len(cache), "the cache is cut back, never filled in between"
-        cache[kept:] = [token]
-        reads += 1
+        assert len(tokens) == scores.due <= decide.RUN_MAX
+        del cache[kept:]
+        for one in tokens:
+            cache.append(one)
+            reads += 1
+            scores.take(lambda token: logprob(cache, token))
     wanted = [sum(logprob(path[:i], token) for i, token in enumerate(path)) for path in paths]
     assert scores.totals == pytest.approx(wanted)
     assert reads == len({tuple(path[:i]) for path in paths for i in range(1, len(path))})
+
+
+def test_what_lies_between_two_forks_is_read_at_once() -> None:
+    scores = decide.Scores([[1, 2, 3, 4, 5], [1, 2, 3, 9], [7] * 40, [8]])
+    read = []
+    while True:
+        while scores.due:
+            scores.take(lambda _token: -1.0)
+        if (step := scores.next()) is None:
+            break
+        read.append(step)
+    assert read == [(0, [7] * 32), (32, [7] * 7), (0, [1, 2, 3]), (3, [4])]
 
 
 def test_the_arithmetic_of_a_decision() -> None:
@@ -178,7 +195,7 @@ def test_scores_of_a_tiny_model_equal_brute_force() -> None:
     data = tinymodel.Tiny(type=tinymodel.F32).file()
     model = LlamaModel.load(parse(data), data, threads=2, kv_type="f32")
     shared = [(7 * i) % 101 for i in range(37)]
-    paths = [[1], [2, 3], [2, 3, 4, 5], [2, 4], [9] * 20, [1, 1], [100, 0, 50], [2, 3, 4, 6]]
+    paths = [[1], [2, 3], [2, 3, 4, 5], [2, 4], [9] * 50, [1, 1], [100, 0, 50], [2, 3, 4, 6]]
     for chunk in (256, 5):
         totals = scored(Runnable(model, Vocabulary()), shared, paths, chunk)
         for total, path in zip(totals, paths, strict=True):

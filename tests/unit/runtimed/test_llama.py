@@ -394,9 +394,14 @@ def test_a_header_for_another_file_is_refused() -> None:
         LlamaModel.load(header, data[:-4096], threads=1)
 
 
-def test_numpy_is_not_imported() -> None:
+def test_nothing_heavy_is_imported_before_a_first_token() -> None:
     import subprocess
     import sys
 
-    code = "import syntrop.runtimed.model.llama, sys; assert not {'numpy', 'jinja2', 'asyncio'} & set(sys.modules)"
+    code = (
+        "import sys, syntrop.runtimed.service, syntrop.runtimed.engine, syntrop.runtimed.leases\n"
+        "from syntrop.runtimed import loading\n"
+        "loading.warm()\n"
+        "assert not {'numpy', 'jinja2', 'asyncio', 'dataclasses', 'inspect', 'ssl'} & set(sys.modules)"
+    )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60, env={"PYTHONPATH": "src"})

@@ -8,8 +8,8 @@
  *   larger, narrow        the maximum of two registers; VL small int32 to bytes in memory;
  *   sum, largest, sum_int over the lanes of a register;
  *   QK_ROWS, PV_ROWS, PV_VECS  the register tile of attention;
- *   store_codes           a block's 32 codes of 15 bits to the words that the level's tiles multiply;
- *   expanded, expand, tile, and perhaps few: the kernel of the quantised types, the reason why levels exist.
+ *   expanded, expand, tile, and perhaps few: the kernel of the quantised types, the reason why levels exist;
+ *   or OWN_CODES, when it has body_quantize and panel_typed itself.
  */
 
 #ifndef INLINE
@@ -95,6 +95,7 @@ static void body_norm(const float *x, const float *weight, int32_t n, float eps,
         out[i] = x[i] * scale * weight[i];
 }
 
+#ifndef OWN_CODES
 /* Word `word` of a block for one token; lanes tokens stand side by side. */
 INLINE void store_word(int8_t *q, size_t lanes, size_t word, uint32_t value)
 {
@@ -154,6 +155,7 @@ static void body_quantize(const float *x, int32_t n, sy_acts *a, int32_t t, int3
         a->neg[sums + 2 * lanes] = -second;
     }
 }
+#endif
 
 static void body_silu_mul(float *gate, const float *up, int32_t n)
 {
@@ -466,6 +468,7 @@ INLINE void float_tile(const uint8_t *w, const sy_acts *x, int32_t t, int32_t co
     }
 }
 
+#ifndef OWN_CODES
 /* Quantised weights: some blocks of the panel are expanded into what the tiles multiply, which serves all tokens
    of a run; the sums of the run so far stay beside it in L1. A token's sum is one chain over the blocks, whatever
    the company. */
@@ -506,6 +509,8 @@ INLINE void panel_typed(const uint8_t *w, const int type, const sy_acts *x, int3
     }
 }
 
+#endif
+
 #define PANEL_TYPED(type)                                                                                      \
     static __attribute__((noinline)) void panel_##type(const uint8_t *w, const sy_acts *x, int32_t t0,          \
                                                        int32_t t1, float *out, size_t stride, int add)         \
@@ -543,7 +548,14 @@ static void body_matmul(const sy_matrix *m, int32_t panel, const sy_acts *x, int
     }
 }
 
+#ifndef SPAN
+#define SPAN QBLOCK
+#define TOKENS 64
+#endif
+
 const sy_ops LEVEL(sy_ops_) = {
+    .span = SPAN,
+    .tokens = TOKENS,
     .matmul = body_matmul,
     .norm = body_norm,
     .quantize = body_quantize,

@@ -79,12 +79,12 @@ static void *carve(uint8_t *base, size_t *at, size_t bytes)
 
 static void carve_acts(sy_acts *a, uint8_t *base, size_t *at, int32_t cols, size_t tokens, int own)
 {
-    size_t groups = round_up(tokens, GROUP) / GROUP, blocks = (size_t)(cols / QBLOCK);
+    size_t groups = sy_acts_groups(tokens), blocks = (size_t)(cols / QBLOCK);
     a->cols = cols;
     a->blocks = cols / QBLOCK;
     a->lanes = GROUP;
     a->f_stride = round_up((size_t)cols, QBLOCK);
-    a->q = carve(base, at, groups * blocks * 2 * QBLOCK * GROUP);
+    a->q = carve(base, at, sy_acts_codes(a->blocks, tokens));
     a->d = carve(base, at, groups * blocks * GROUP * 4);
     a->s = carve(base, at, groups * blocks * SUMS * GROUP * 4);
     a->neg = carve(base, at, groups * blocks * SUMS * GROUP * 4);

@@ -10,6 +10,7 @@
  *                   tile of tokens lies at fixed offsets. What a word holds is the level's own (body.h): two codes of
  *                   16 bits, or four bytes of one of two planes, code = high × 128 + low. A token that is alone in
  *                   its batch is a group of one: what decoding reads again and again stays dense. f32: row by row.
+ *                   (The level of tiles has codes and an arrangement of its own, see amx.c.)
  *   KV block        For each layer and KV head the keys as head_pad × 16 tokens (a column of 16 scores
  *                   is one register, without horizontal sums), then the values as 16 tokens × head_pad.
  *                   In Q8, codes of 8 bits; behind the keys the scales (f16) of each run of dimensions, by 16
@@ -27,6 +28,7 @@
 #define PANEL 16 /* rows of a panel */
 #define QBLOCK 32 /* columns that share a scale */
 #define GROUP 8 /* tokens of a group of activations */
+#define ROWS 16 /* tokens of a tile: the most that a level keeps together, so memory is for whole ones */
 #define SUMS 3  /* sums of a block's codes: of the whole, of its halves */
 #define ACT_SHIFT 7 /* bits of the low plane, sign included */
 #define ACT_MAX 16319 /* the largest code whose planes are -127..127 and -64..63 */
@@ -70,7 +72,9 @@ typedef struct {
 #define ATTEND_ROWS 32 /* query rows (tokens × heads) of one call to attend */
 
 typedef struct {
-    /* out[t][0..16) (+)= panel · x[t] for tokens [t0, t1); t0 a multiple of GROUP. out is at token t0. */
+    int32_t span;   /* columns that share a scale: quantize wants whole ones, but at the end of a row */
+    int32_t tokens; /* that gate and up of a piece are held for: a panel is expanded once for so many */
+    /* out[t][0..16) (+)= panel · x[t] for tokens [t0, t1); t0 a multiple of ROWS. out is at token t0. */
     void (*matmul)(const sy_matrix *m, int32_t panel, const sy_acts *x, int32_t t0, int32_t t1, float *out,
                    size_t stride, int add);
     void (*norm)(const float *x, const float *weight, int32_t n, float eps, float *out);
@@ -89,10 +93,17 @@ typedef struct {
 
 extern const sy_ops sy_ops_scalar;
 #if defined(__x86_64__)
-extern const sy_ops sy_ops_avx2, sy_ops_avx512;
+extern const sy_ops sy_ops_avx2, sy_ops_avx512, sy_ops_amx;
 #endif
 
 const sy_ops *sy_ops_of(int level); /* NULL when it cannot run here */
+
+/* Memory of activations: codes; and how many groups the numbers beside them are for. */
+static inline size_t sy_acts_groups(size_t tokens) { return (tokens + ROWS - 1) / ROWS * (ROWS / GROUP); }
+static inline size_t sy_acts_codes(int32_t blocks, size_t tokens)
+{
+    return sy_acts_groups(tokens) * GROUP * (size_t)(blocks + blocks % 2) * 2 * QBLOCK; /* tiles take two blocks */
+}
 
 /* pack.c */
 void sy_pack_panels(sy_matrix *m, const void *src, int32_t first, int32_t last);

@@ -11,7 +11,7 @@
 
 #include "model.h"
 
-#define FFN_TOKENS 64 /* tokens whose gate and up halves are held in scratch */
+#define FFN_TOKENS 256 /* tokens whose gate and up halves are held in scratch, at most: sy_ops.tokens */
 #define LOW_TOKENS 64 /* tokens of one piece of work for adapters */
 #define TILE_TOKENS 8 /* of attention */
 
@@ -250,7 +250,7 @@ static int attend(sy_walk *w, const step *s, int32_t index)
     int32_t dim = m->c.head_dim, group = m->c.n_head / m->c.n_head_kv;
     int32_t heads = group < ATTEND_ROWS ? group : ATTEND_ROWS, parts = (group + heads - 1) / heads;
     int32_t units = s->n_tiles * m->c.n_head_kv * parts, first, last;
-    int whole = (heads * dim) % QBLOCK == 0 && (group * dim) % QBLOCK == 0;
+    int whole = (heads * dim) % m->ops->span == 0 && (group * dim) % m->ops->span == 0;
     while (sy_claim(w, units, 1, &first, &last)) {
         int32_t unit = units - 1 - first; /* the longest contexts first: no long piece is left for the end */
         const tile *tl = &m->tiles[unit / (m->c.n_head_kv * parts)];
@@ -285,7 +285,7 @@ static int attend(sy_walk *w, const step *s, int32_t index)
         return 0;
     if (whole)
         return 1;
-    /* A block of 32 spans heads of different pieces. */
+    /* Columns with a common scale are of different pieces. */
     while (sy_claim(w, s->n, 4, &first, &last))
         for (int32_t t = first; t < last; t++)
             m->ops->quantize(m->attended.f + (size_t)t * m->attended.f_stride, m->attended.blocks * QBLOCK,
@@ -293,7 +293,8 @@ static int attend(sy_walk *w, const step *s, int32_t index)
     return sy_stage_end(w, s->n);
 }
 
-/* Two panels of gate and of up give 32 columns of hidden activations: a whole block, quantised on the spot. */
+/* Two panels of gate and of up give 32 columns of hidden activations: a whole block, quantised on the spot, but where
+   more columns share a scale. */
 static int gate_up(sy_walk *w, const step *s, const rows *r, int32_t index)
 {
     sy_model *m = s->m;
@@ -302,13 +303,14 @@ static int gate_up(sy_walk *w, const step *s, const rows *r, int32_t index)
     void (*const activate)(float *, const float *, int32_t) =
         m->c.activation == SY_GELU ? m->ops->gelu_mul : m->ops->silu_mul;
     int32_t pairs = (gate->panels + 1) / 2, n = r->n, first, last;
-    int floats = is_float(&l->matrix[SY_FFN_DOWN]);
+    int floats = is_float(&l->matrix[SY_FFN_DOWN]), later = !floats && m->ops->span > QBLOCK;
+    const int32_t tokens = m->ops->tokens;
     float g[FFN_TOKENS * QBLOCK] __attribute__((aligned(64)));
     float u[FFN_TOKENS * QBLOCK] __attribute__((aligned(64)));
     while (sy_claim(w, pairs, panel_chunk(w, pairs, n), &first, &last))
         for (int32_t both = first; both < last; both++)
-            for (int32_t t0 = 0; t0 < n; t0 += FFN_TOKENS) {
-                int32_t t1 = n - t0 < FFN_TOKENS ? n : t0 + FFN_TOKENS;
+            for (int32_t t0 = 0; t0 < n; t0 += tokens) {
+                int32_t t1 = n - t0 < tokens ? n : t0 + tokens;
                 for (int half = 0; half < 2; half++) {
                     int32_t p = both * 2 + half;
                     if (p < gate->panels) {
@@ -324,13 +326,20 @@ static int gate_up(sy_walk *w, const step *s, const rows *r, int32_t index)
                 for (int32_t t = t0; t < t1; t++) {
                     float *h = g + (t - t0) * QBLOCK;
                     activate(h, u + (t - t0) * QBLOCK, QBLOCK);
-                    if (floats || r->n_runs)
+                    if (floats || later || r->n_runs)
                         memcpy(m->hidden.f + (size_t)t * m->hidden.f_stride + both * QBLOCK, h, QBLOCK * 4);
-                    if (!floats)
+                    if (!floats && !later)
                         m->ops->quantize(h, QBLOCK, &m->hidden, t, both);
                 }
             }
-    return sy_stage_end(w, pairs);
+    if (!sy_stage_end(w, pairs))
+        return 0;
+    if (!later)
+        return 1;
+    while (sy_claim(w, n, 4, &first, &last))
+        for (int32_t t = first; t < last; t++)
+            m->ops->quantize(m->hidden.f + (size_t)t * m->hidden.f_stride, m->c.n_ff, &m->hidden, t, 0);
+    return sy_stage_end(w, n);
 }
 
 static int run_layer(sy_walk *w, const step *s, int32_t i)

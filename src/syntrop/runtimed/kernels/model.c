@@ -26,11 +26,11 @@ static void *carve(uint8_t *base, size_t *at, size_t bytes)
 
 static void carve_acts(sy_acts *a, uint8_t *base, size_t *at, int32_t cols, int32_t tokens)
 {
-    size_t groups = round_up((size_t)tokens, GROUP) / GROUP;
+    size_t groups = sy_acts_groups((size_t)tokens);
     a->cols = cols;
     a->blocks = cols / QBLOCK;
     a->f_stride = round_up((size_t)cols, QBLOCK);
-    a->q = carve(base, at, groups * (size_t)a->blocks * 2 * QBLOCK * GROUP);
+    a->q = carve(base, at, sy_acts_codes(a->blocks, (size_t)tokens));
     a->d = carve(base, at, groups * (size_t)a->blocks * GROUP * 4);
     a->s = carve(base, at, groups * (size_t)a->blocks * SUMS * GROUP * 4);
     a->neg = carve(base, at, groups * (size_t)a->blocks * SUMS * GROUP * 4);

@@ -7,7 +7,7 @@
 #include "engine.h"
 #include "kv.h"
 
-#define STAGES 13 /* of a layer, at most */
+#define STAGES 14 /* of a layer, at most */
 
 typedef struct {
     sy_matrix matrix[SY_FFN_DOWN + 1];

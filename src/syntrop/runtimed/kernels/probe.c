@@ -42,10 +42,10 @@ int sy_test_matmul(int level, int threads, int type, int32_t rows, int32_t cols,
         return SY_ERR_ARGUMENT;
     if (sy_pool_acquire(threads))
         return SY_ERR_MEMORY;
-    size_t groups = (size_t)(n + GROUP - 1) / GROUP, blocks = (size_t)(cols / QBLOCK);
+    size_t groups = sy_acts_groups((size_t)n), blocks = (size_t)(cols / QBLOCK);
     sy_acts a = {.cols = cols, .blocks = cols / QBLOCK, .lanes = n == 1 ? 1 : GROUP, .f_stride = (size_t)cols};
     m.data = space((size_t)m.panels * m.panel_bytes);
-    a.q = space(groups * blocks * 2 * QBLOCK * GROUP);
+    a.q = space(sy_acts_codes(a.blocks, (size_t)n));
     a.d = space(groups * blocks * GROUP * 4);
     a.s = space(groups * blocks * SUMS * GROUP * 4);
     a.neg = space(groups * blocks * SUMS * GROUP * 4);

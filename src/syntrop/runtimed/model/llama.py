@@ -33,17 +33,22 @@ MAX_BATCH = 512  # tokens of one step
 MAX_LOGITS = 64  # rows of logits of one step
 MAX_THREADS = 256
 
-LEVELS: dict[str, int] = {"scalar": lib.SY_SCALAR, "avx2": lib.SY_AVX2, "avx512": lib.SY_AVX512}
+LEVELS: dict[str, int] = {
+    "scalar": lib.SY_SCALAR,
+    "avx2": lib.SY_AVX2,
+    "avx512": lib.SY_AVX512,
+    "amx": lib.SY_AMX,
+}
 
 KV_TYPES: dict[str, int] = {"f16": lib.SY_KV_F16, "q8": lib.SY_KV_Q8, "f32": lib.SY_KV_F32}
 
 
 class Piece(NamedTuple):
-    """Consecutive tokens of one sequence in a step; `logits` asks for those of the last one."""
+    """Consecutive tokens of one sequence in a step; `logits` asks for those after so many of the last ones."""
 
     sequence: Sequence
     tokens: SequenceOf[int]
-    logits: bool = True
+    logits: int = True
 
 
 def levels() -> list[str]:
@@ -188,7 +193,8 @@ class LlamaModel:
         return hidden.embed(self, texts, pooling or self.pooling, adapter, wanted)
 
     def step(self, batch: SequenceOf[Piece]) -> list[Any]:
-        """One step over pieces of different sequences; for each piece its row of logits, or None.
+        """One step over pieces of different sequences; for each piece its row of logits, a list of them where it
+        asks for more than one, or None.
 
         At most MAX_BATCH tokens and MAX_LOGITS rows; each sequence at most once. Rows are valid until the next
         step.
@@ -228,13 +234,15 @@ class LlamaModel:
     def _check(self, batch: SequenceOf[Piece]) -> None:
         if not batch:
             raise BadRequest("batch", "empty")
-        for sequence, tokens, _ in batch:
+        for sequence, tokens, logits in batch:
             if sequence.pool is not self.kv or sequence.closed:
                 raise BadRequest("sequence", "closed, or of another model")
             if sequence.adapter is not None and sequence.adapter not in self.adapters:
                 raise BadRequest("adapter", "detached, or of another model")
             if not tokens:
                 raise BadRequest("tokens", "empty")
+            if not 0 <= logits <= len(tokens):
+                raise BadRequest("logits", f"{logits} rows of {len(tokens)} tokens")
             if sequence.length + len(tokens) > sequence.max_tokens:
                 raise BadRequest(
                     "tokens",
@@ -264,7 +272,7 @@ class LlamaModel:
             positions += range(start, start + count)
             owners += [index] * count
             if last:
-                wants += bytes(count - 1) + bytes([piece.logits * want])
+                wants += bytes(count - piece.logits) + bytes([want]) * piece.logits
             else:
                 wants += bytes([want]) * count
         with self._lock:
@@ -299,7 +307,8 @@ class LlamaModel:
         rows: list[Any] = []
         at = 0
         for piece in batch:
-            rows.append(logits + at * stride if piece.logits else None)
+            own = [logits + (at + i) * stride for i in range(piece.logits)]
+            rows.append(own if len(own) > 1 else own[0] if own else None)
             at += piece.logits
         return rows
 
@@ -335,7 +344,8 @@ def _choose_level(level: str) -> str:
     if level not in LEVELS:
         raise BadRequest("level", f"{level!r} is none of auto, {', '.join(LEVELS)}")
     if level not in names:
-        raise BadRequest("level", f"this processor does not run {level}, only {', '.join(names)}")
+        missing = ffi.string(lib.sy_level_missing(LEVELS[level])).decode()
+        raise BadRequest("level", f"{level} needs {missing}, which this host lacks; it runs {', '.join(names)}")
     return level
 
 
