@@ -31,8 +31,8 @@ def is_address(text: str) -> bool:
 
 
 def chain(path: str) -> tuple[str, ...]:
-    """The folders of the PCI functions that a device's resolved folder in sysfs passes, from the root on, the device
-    itself last; empty where it is on no PCI bus. A virtio device counts as the function that carries it."""
+    """The folders of the PCI functions that a device's resolved folder in sysfs passes, from the root on, the
+    device itself last; empty where it is on no PCI bus. A virtio device counts as the function that carries it."""
     parts = path.split("/")
     found = [place for place, name in enumerate(parts) if is_address(name)]
     return tuple("/".join(parts[: place + 1]) for place in found[-_DEEPEST:])
@@ -76,11 +76,12 @@ def outside(vendors: Sequence[str | None]) -> int:
     return len(vendors)
 
 
-def slowest(functions: Sequence[str]) -> int | None:
-    """Bytes a second of the slowest link of a chain; None where not one of them is told."""
+def slowest(functions: Sequence[str], shared: int = 0) -> int | None:
+    """Bytes a second of the slowest link of a chain, without the first `shared` functions, which its way does not
+    leave. None where not one of them is told."""
     vendors = [read(os.path.join(function, "vendor")) for function in functions]
-    found = [link(function) for function in functions[: outside(vendors)]]
-    known = [one for one in found if one is not None]
+    passed = functions[shared : outside(vendors)] or functions[shared:]
+    known = [one for one in map(link, passed) if one is not None]
     return min(known) if known else None
 
 

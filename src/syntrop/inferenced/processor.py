@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """The processor: its nodes, what it can do, and how much memory can be had. Parsers, and their readers below.
 
-The kernel tells what can be had (`MemAvailable`) for the machine as a whole only. A node's share of it goes by what
-the node has free or could drop (its free pages, its file cache and its reclaimable slabs), so that the nodes' shares
-add up to the kernel's figure; on a machine with one node it is that figure.
+The kernel tells what can be had (`MemAvailable`) for the machine as a whole only. A node's share of it goes by
+what the node has free or could drop (its free pages, its file cache and its reclaimable slabs), so that the nodes'
+shares add up to the kernel's figure; on a machine with one node it is that figure.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from syntrop.common import paths
 from syntrop.inferenced import pcie
@@ -57,8 +57,8 @@ class Node:
     """Cores, not threads."""
     total: int | None
     """Bytes of its memory."""
-    distances: tuple[int, ...] = ()
-    """To the nodes that are online, in the order of their numbers; 10 is its own (ACPI's SLIT)."""
+    distances: Mapping[int, int] = field(default_factory=dict)
+    """To the nodes that are online by their numbers; 10 is its own (ACPI's SLIT)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +109,14 @@ def meminfo(text: str) -> dict[str, int]:
     return {name: value for name, value in values.items() if value <= _LARGEST}
 
 
+def slit(text: str, numbers: Sequence[int]) -> dict[int, int]:
+    """A node's distances, which the kernel writes in the order of the nodes' numbers. 10 is the least there is."""
+    words = text.split()
+    if len(words) != len(numbers) or not all(re.fullmatch(r"\d{1,5}", one, re.ASCII) for one in words):
+        return {}
+    return {number: max(int(one), 10) for number, one in zip(numbers, words, strict=True)}
+
+
 def shares(available: int | None, nodes: Mapping[int, Mapping[str, int]]) -> dict[int, int | None]:
     """The machine's available bytes, shared out to its nodes by what each has free or could drop."""
     if available is None or not nodes:
@@ -124,6 +132,17 @@ def shares(available: int | None, nodes: Mapping[int, Mapping[str, int]]) -> dic
     }
 
 
+def distance(nodes: Sequence[Node], a: int | None, b: int | None) -> int:
+    """Between two nodes by their numbers, 10 for one's own. Where the kernel does not tell it is the greatest that
+    it tells of any two, and 10 on a machine with one node: being far is what placement must not overlook."""
+    if len(nodes) < 2 or (a is not None and a == b):
+        return 10
+    for one in nodes:
+        if one.number == a and b is not None and b in one.distances:
+            return one.distances[b]
+    return max((each for one in nodes for each in one.distances.values()), default=20)
+
+
 # --- readers -------------------------------------------------------------------------------------------------
 
 
@@ -136,20 +155,20 @@ def nodes() -> list[Node]:
     """The nodes that have processors, in the order of their numbers. A machine that tells of no nodes is one."""
     total = _machine().get("MemTotal")
     online = _online()
+    numbered = _numbered()
     found = []
-    for number in _numbered():
+    for number in numbered:
         folder = _folder(number)
-        processors = set(numbers(pcie.read(os.path.join(folder, "cpulist"), 16384) or ""))
+        processors = set(numbers(_text(os.path.join(folder, "cpulist"))))
         processors = processors & online if online else processors
         if processors:
-            distance = (pcie.read(os.path.join(folder, "distance"), 16384) or "").split()
-            known = all(one.isascii() and one.isdecimal() and len(one) < 6 for one in distance)
-            bytes_ = meminfo(_text(os.path.join(folder, "meminfo"))).get("MemTotal")
-            found.append(Node(number, _cores(processors), bytes_, tuple(map(int, distance)) if known else ()))
+            memory = meminfo(_text(os.path.join(folder, "meminfo"))).get("MemTotal")
+            distances = slit(_text(os.path.join(folder, "distance")), numbered)
+            found.append(Node(number, _cores(processors), memory, distances))
     if not found:
         return [Node(0, _cores(online) if online else (os.cpu_count() or 1), total)]
     if len(found) == 1 and found[0].total is None:
-        return [Node(found[0].number, found[0].cores, total, found[0].distances)]
+        return [Node(found[0].number, found[0].cores, total)]
     return found
 
 
@@ -160,20 +179,6 @@ def memory() -> Memory:
     # A node without processors (memory on CXL) has its part in what the machine has.
     facts = {number: meminfo(_text(os.path.join(_folder(number), "meminfo"))) for number in _numbered()}
     return Memory(machine.get("MemTotal"), available, shares(available, facts or {0: {}}))
-
-
-def distance(nodes: Sequence[Node], a: int | None, b: int | None) -> int:
-    """Between two nodes by their numbers, 10 for one's own. Where the kernel does not tell it is the greatest that
-    it tells of any two, and 10 on a machine with one node: being far is what placement must not overlook."""
-    if len(nodes) < 2 or (a is not None and a == b):
-        return 10
-    numbered = _numbered()
-    for one in nodes:
-        if one.number == a and b in numbered:
-            place = numbered.index(b)
-            if place < len(one.distances):
-                return max(one.distances[place], 10)
-    return max((each for one in nodes for each in one.distances), default=20)
 
 
 def _machine() -> dict[str, int]:
