@@ -26,7 +26,7 @@ if TYPE_CHECKING:
         """What the kernel tells of memory."""
 
         async def refresh(self, planes: Iterable[str], *, exact: bool) -> None:
-            """Look at these planes' memory again and `Table.lend()` what there is; `exact`: at holders' use too."""
+            """Look at these planes' memory and `Table.lend()` what there is; `exact`: at holders' use too."""
 
         async def residents(self, lease: Lease) -> list[int | None]:
             """Bytes that the holder has in use of each slice; None where the kernel does not tell."""
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
             """Whether the kernel could be had to take host memory from the holder while it is frozen."""
 
         async def push_out(self, lease: Lease, size: int, seconds: float) -> None:
-            """Have the kernel reclaim about `size` bytes from a frozen holder; what came of it, `residents` tells."""
+            """Have the kernel reclaim about `size` bytes from a frozen holder; `residents` tells the outcome."""
 
     class Freezer(Protocol):
         """Stops and continues units and control groups, and keeps a record of it that outlives this process."""

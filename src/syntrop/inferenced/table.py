@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from syntrop.inferenced.lease import Lease, Slice
     from syntrop.inferenced.tier import Tier
 
+    Change = tuple[str, Lease, str | None]
+    """What happened (an event's kind of the interface), to which lease, and why."""
+
 ENDED_MAX: Final = 128
 """Ended leases that are remembered, for people who ask what became of one."""
 HOLDERS_MAX: Final = 16
 """Leases that a refusal names."""
-
-Change = tuple[str, Lease, "str | None"]
-"""What happened (an event's kind of the interface), to which lease, and why."""
 
 _KINDS: Final = {State.RELEASED: "released", State.REVOKED: "revoked", State.EXPIRED: "expired"}
 
