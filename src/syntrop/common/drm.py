@@ -50,7 +50,7 @@ _VENDORS = {
 }
 _CARDS_ALONE = ("mem_busy_percent", "board_info", "mem_info_vram_vendor", "pcie_bw")
 _ALWAYS_UNIFIED = frozenset(
-    "intel_vpu amdxdna rocket ethosu msm panfrost panthor lima v3d etnaviv asahi powervr".split()
+    ("intel_vpu", "amdxdna", "rocket", "ethosu", "msm", "panfrost", "panthor", "lima", "v3d", "etnaviv", "asahi")
 )
 _CLASSES = (("drm", "renderD", "gpu"), ("accel", "accel", "npu"))
 _LARGEST = 2**63 - 1
@@ -106,8 +106,8 @@ class _Suspended:
 class Device:
     """One render node or accelerator. Owns its descriptors: `close()` it.
 
-    `memory_used`, `memory_total` (bytes of its own memory), `mapped_used` (bytes of the host's, of a unified amdgpu)
-    and `busy_percent` hold the last `sample()`.
+    `memory_used`, `memory_total` (bytes of its own memory), `mapped_used` (bytes of the host's, of a unified
+    amdgpu) and `busy_percent` hold the last `sample()`.
     """
 
     __slots__ = (

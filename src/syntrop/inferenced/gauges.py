@@ -47,6 +47,17 @@ def fill(total: int | None, used: int | None, own: int, others: int | None, comp
     return Fill(total, None, max(0, total - (others or 0)), others is not None and complete)
 
 
+def within(device: Fill, host: Fill, *, limited: bool) -> Fill:
+    """Pure: the same for a device in the host's memory, which lends no more than its host does. What others have
+    mapped is in the host's use already, so not to know it matters only where the device is `limited` to a part."""
+    if device.lendable is None or host.lendable is None:
+        return Fill(device.total, device.used, None, False)
+    if not limited:
+        return Fill(device.total, device.used, host.lendable, host.exact)
+    lendable = min(device.lendable, host.lendable)
+    return Fill(device.total, device.used, lendable, device.exact and host.exact)
+
+
 class Gauges:
     """Open devices of one topology. Owns them: `close()` it."""
 
@@ -119,12 +130,17 @@ class Gauges:
         """What leases may have of a plane. `pids` are our leases' processes, `usage` a look at all processes (or
         at ours), `own` the bytes that ours have in use of host memory (a processor's plane)."""
         used = self.used(plane)
-        slot = plane.slot
+        slot, host = plane.slot, plane.host
         if plane.kind == "cpu" or usage is None or slot is None:
-            return fill(plane.total, used, own, None, False)
-        host = plane.host is not None
-        ours = usage.of(slot, pids, host=host)
-        return fill(plane.total, used, ours, usage.others(slot, pids, host=host), usage.complete(slot))
+            found = fill(plane.total, used, own, None, False)
+        else:
+            ours = usage.of(slot, pids, host=host is not None)
+            others = usage.others(slot, pids, host=host is not None)
+            found = fill(plane.total, used, ours, others, usage.complete(slot))
+        if host is None:
+            return found
+        memory = self.topology.planes[host]
+        return within(found, self.fill(memory, own=own), limited=plane.total != memory.total)
 
     def processes(self, plane: Plane) -> dict[int, int | None] | None:
         """Bytes by process of an NVIDIA plane (its driver writes none to fdinfo). None: not told."""

@@ -38,6 +38,8 @@ class Plane:
     host: str | None = None
     """Plane whose memory this one uses (unified memory): what is leased here is leased there too."""
     features: tuple[str, ...] = ()
+    cores: int | None = None
+    """Of a processor's node: cores, not threads."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -119,12 +119,12 @@ def slit(text: str, numbers: Sequence[int]) -> dict[int, int]:
 
 def shares(available: int | None, nodes: Mapping[int, Mapping[str, int]]) -> dict[int, int | None]:
     """The machine's available bytes, shared out to its nodes by what each has free or could drop."""
-    if available is None or not nodes:
-        return dict.fromkeys(nodes)
+    if available is None or len(nodes) < 2:
+        return dict.fromkeys(nodes, available)
     parts = ("MemFree", "Active(file)", "Inactive(file)", "SReclaimable")
     weights = {node: sum(facts.get(part, 0) for part in parts) for node, facts in nodes.items()}
     if any("MemFree" not in facts for facts in nodes.values()) or not sum(weights.values()):
-        return {node: available if len(nodes) == 1 else None for node in nodes}
+        return dict.fromkeys(nodes)
     whole = sum(weights.values())
     return {
         node: min(available * weight // whole, nodes[node].get("MemTotal", _LARGEST))
@@ -167,8 +167,9 @@ def nodes() -> list[Node]:
             found.append(Node(number, _cores(processors), memory, distances))
     if not found:
         return [Node(0, _cores(online) if online else (os.cpu_count() or 1), total)]
-    if len(found) == 1 and found[0].total is None:
-        return [Node(found[0].number, found[0].cores, total)]
+    if len(numbered) == 1 and len(found) == 1:
+        # Both name the same memory, but a balloon or hot-plug may be in the one figure and not in the other.
+        return [Node(found[0].number, found[0].cores, total if total is not None else found[0].total)]
     return found
 
 

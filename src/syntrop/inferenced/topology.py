@@ -142,7 +142,15 @@ def _processors(nodes: Sequence[processor.Node]) -> list[_Place]:
     found = []
     for node in nodes:
         title = name if len(nodes) == 1 else f"{name}, node {node.number}"
-        plane = Plane(f"cpu{node.number}", title, "cpu", node.total, numa_node=node.number, features=features)
+        plane = Plane(
+            f"cpu{node.number}",
+            title,
+            "cpu",
+            node.total,
+            numa_node=node.number,
+            features=features,
+            cores=node.cores,
+        )
         found.append(_Place(plane, node.number))
     return found
 
@@ -180,7 +188,7 @@ def _device(
         "gpu" if device.kind == "gpu" else "npu",
         total,
         vendor=device.vendor,
-        driver=device.driver,
+        driver=_driver(device),
         device=f"{folder}/{device.name}",
         slot=slot,
         numa_node=node,
@@ -224,6 +232,10 @@ def _host(node: int | None, nodes: Sequence[processor.Node]) -> str:
     return f"cpu{node if node in numbers else numbers[0]}"
 
 
+def _driver(device: drm.Device) -> str:
+    return device.driver if _PLAIN.fullmatch(device.driver) else "unknown"
+
+
 def _name(device: drm.Device, function: str, slot: str | None) -> str:
     if device.driver == "nvidia" and slot is not None:
         model = _nvidia(slot).get("Model")
@@ -232,7 +244,7 @@ def _name(device: drm.Device, function: str, slot: str | None) -> str:
     product = pcie.read(os.path.join(function, "product_name"))
     if device.driver == "amdgpu" and product and product.isprintable():
         return product[:128]
-    title = f"{_NAMES.get(device.vendor, device.driver)} {device.kind.upper()}"
+    title = f"{_NAMES.get(device.vendor, _driver(device))} {device.kind.upper()}"
     words = [pcie.read(os.path.join(function, name)) or "" for name in ("vendor", "device")]
     if all(re.fullmatch(r"0x[0-9a-f]{4}", word) for word in words):
         title += f" {words[0][2:]}:{words[1][2:]}"
