@@ -45,7 +45,7 @@ _FEATURES = {
 _LARGEST = 2**63 - 1
 _MOST = 4096
 """Processors or nodes: the most that a kernel is built for is 8192 and 1024."""
-_LINE = re.compile(r"^(?:Node +\d+ +)?([A-Za-z_()]+): +(\d{1,19})(?: kB)?$", re.MULTILINE)
+_LINE = re.compile(r"^(?:Node +\d+ +)?([A-Za-z_()]+): +(\d{1,19}) kB$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)

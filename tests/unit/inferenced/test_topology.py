@@ -398,8 +398,9 @@ FILES = (
 )  # fmt: skip
 GARBAGE = (
     b"", b"\0" * 64, b"\xff\xfe\n", b"-1\n", b"9" * 5000, b"0-99999999\n", b"1e9 kB", b": : :\n" * 4000,
-    "٣٤ kB ²\n".encode(), b"MemTotal: 99999999999999999999999 kB\nMemAvailable: -5 kB\n", b"type 11\nnode_to 99999\n",
-    b"drm_render_minor 128\ngfx_target_version 18446744073709551615\n", b"Model: \x1b[31m\nDevice Minor: ../..\n",
+    "٣٤ kB ²\n".encode(), b"MemTotal: 99999999999999999999999 kB\nMemAvailable: -5 kB\n",
+    b"type 11\nnode_to 99999\n", b"drm_render_minor 128\ngfx_target_version 18446744073709551615\n",
+    b"Model: \x1b[31m\nDevice Minor: ../..\n",
 )  # fmt: skip
 
 
