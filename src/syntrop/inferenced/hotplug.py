@@ -45,35 +45,40 @@ class Monitor:
     def __init__(self, changed: Callable[[], object], source: Source | None = None) -> None:
         """`source` stands in for the kernel's announcements. Raises OSError where there are none to be had."""
         self._changed = changed
-        self._source = listen() if source is None else source
-        self._task = loop.spawn(self._run(), name="hotplug")
+        self._source: Source | None = listen() if source is None else source
+        self._task = loop.spawn(self._run(self._source), name="hotplug")
 
     def close(self) -> None:
-        loop.forget(self._source.fileno())
-        self._task.cancel()
+        """No call comes after this. pyudev closes the socket with its last reference, so none is kept."""
+        if self._source is not None:
+            loop.forget(self._source.fileno())
+            self._source = None
+            self._task.cancel()
 
-    async def _run(self) -> None:
-        while True:
-            await loop.readable(self._source.fileno())
-            if self._taken():
+    async def _run(self, source: Source) -> None:
+        while self._source is not None:
+            await loop.readable(source.fileno())
+            # Closed meanwhile: the cancellation comes with the next wait, and there must be none on a closed file.
+            if self._source is not None and _taken(source):
                 try:
                     self._changed()
                 except Exception as error:  # the next device must be seen all the same
                     journal.log(journal.ERR, f"after a change of devices: {type(error).__name__}: {error}")
 
-    def _taken(self) -> bool:
-        """Take what was announced; whether any of it concerns us."""
-        concerns = False
-        for _ in range(_MOST):
-            try:
-                one = self._source.poll(timeout=0)
-            except OSError as error:
-                journal.log(journal.INFO, f"announcements of devices were lost: {os.strerror(error.errno or 0)}")
-                return True
-            if one is None:
-                return concerns
-            concerns |= relevant(one.action, one.sys_name)
-        return concerns
+
+def _taken(source: Source) -> bool:
+    """Take what was announced; whether any of it concerns us."""
+    concerns = False
+    for _ in range(_MOST):
+        try:
+            one = source.poll(timeout=0)
+        except OSError as error:
+            journal.log(journal.INFO, f"announcements of devices were lost: {os.strerror(error.errno or 0)}")
+            return True
+        if one is None:
+            break
+        concerns |= relevant(one.action, one.sys_name)
+    return concerns
 
 
 def relevant(action: str | None, name: str | None) -> bool:

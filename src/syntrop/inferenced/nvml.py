@@ -70,8 +70,9 @@ class Unavailable(Exception):
 class Library:
     """The library, initialised. `close()` it."""
 
-    def __init__(self, name: str = NAME) -> None:
+    def __init__(self, name: str | None = None) -> None:
         """Raises Unavailable."""
+        name = name or NAME
         try:
             self._library = ctypes.CDLL(name)
         except OSError as error:
