@@ -120,7 +120,8 @@ class Gauges:
             return max(0, plane.total - available)
         device = self._by_plane.get(plane.id)
         if device is not None and device.driver != "nvidia":
-            return device.mapped_used if plane.host is not None else device.memory_used
+            mapped = plane.host is not None and device.driver == "amdgpu"
+            return device.mapped_used if mapped else device.memory_used
         if self._library is not None and plane.slot is not None:
             told = self._library.memory(plane.slot)
             return told[1] if told is not None else None

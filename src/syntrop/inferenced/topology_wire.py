@@ -83,8 +83,8 @@ def watermarks(topology: Topology, fills: Mapping[str, Fill], device: str | None
 
 def watermark(plane: Plane, fill: Fill | None) -> dict[str, Any]:
     used = fill.used if fill is not None else None
-    # A device in the host's memory has a total of its own only where its driver counts what is mapped.
-    total = plane.total if plane.host is None or used is not None else None
+    # Of a device in the host's memory no other driver tells a total; the plane's is what the host has.
+    total = plane.total if plane.host is None or plane.driver == "amdgpu" else None
     whole = used is not None and total is not None and total > 0
     return {
         "device": name(plane),

@@ -336,6 +336,7 @@ def test_watermarks(machine: Machine) -> None:
         ("renderD129", "intel", None, 12884901888, None, True),
     ]
     assert marks("npu-amd")[0][2:4] == (87130112, 16411807744)
+    assert marks("npu-intel")[1] == ("accel0", "intel", 12582912, None, None, True)
 
 
 # --- PCI -----------------------------------------------------------------------------------------------------
