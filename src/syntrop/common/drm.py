@@ -25,6 +25,7 @@ Some compute in the host's memory (`unified`), and have next to none of their ow
 
 from __future__ import annotations
 
+import errno
 import os
 
 from syntrop.common import paths
@@ -263,8 +264,10 @@ def devices() -> list[Device]:
             for name in sorted(numbered, key=lambda name: int(name.removeprefix(prefix))):
                 try:
                     found.append(Device(kind, os.path.join(folder, name)))
-                except FileNotFoundError:
-                    continue  # unplugged between the listing and the opening
+                except OSError as error:
+                    if error.errno in (errno.EMFILE, errno.ENFILE):
+                        raise  # that is our trouble, and no reason to call the machine poorer
+                    continue  # unplugged between the listing and the opening, or a link that leads nowhere
     except BaseException:
         for device in found:
             device.close()

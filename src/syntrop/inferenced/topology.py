@@ -43,6 +43,7 @@ DIRECT_DISTANCE = 10
 
 _NAMES = {"amd": "AMD", "intel": "Intel", "nvidia": "NVIDIA", "qualcomm": "Qualcomm", "rockchip": "Rockchip"}
 _PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9:._-]{0,63}", re.ASCII)
+_NODES = 1024  # the most that a kernel is built for
 _XGMI = 11  # CRAT_IOLINK_TYPE_XGMI of the kernel's kfd_crat.h
 
 
@@ -207,7 +208,7 @@ def _bare(slot: str, library: Library | None) -> _Place:
     told = library.memory(slot) if library is not None else None
     minor = facts.get("Device Minor", "")
     chain = pcie.chain(os.path.realpath(paths.sys("bus", "pci", "devices", slot)))
-    node = _count(os.path.join(chain[-1], "numa_node")) if chain else None
+    node = _numa_node(chain[-1]) if chain else None
     plane = Plane(
         f"gpu-{slot}",
         facts.get("Model") or f"NVIDIA GPU {slot}",
@@ -224,7 +225,13 @@ def _bare(slot: str, library: Library | None) -> _Place:
 
 def _node(device: drm.Device, function: str) -> int | None:
     """NUMA node of a device; a virtio device has none itself, but what carries it has."""
-    return device.numa_node if device.numa_node is not None else _count(os.path.join(function, "numa_node"))
+    node = device.numa_node if device.numa_node is not None else _numa_node(function)
+    return node if node is not None and node < _NODES else None
+
+
+def _numa_node(function: str) -> int | None:
+    node = _count(os.path.join(function, "numa_node"))
+    return node if node is not None and node < _NODES else None
 
 
 def _host(node: int | None, nodes: Sequence[processor.Node]) -> str:

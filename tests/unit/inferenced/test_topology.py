@@ -398,7 +398,7 @@ FILES = (
     "proc/driver/nvidia/gpus/0000:01:00.0/information",
 )  # fmt: skip
 GARBAGE = (
-    b"", b"\0" * 64, b"\xff\xfe\n", b"-1\n", b"9" * 5000, b"0-99999999\n", b"1e9 kB", b": : :\n" * 4000,
+    b"", b"\0" * 64, b"\xff\xfe\n", b"-1\n", b"9" * 5000, b"9" * 18, b"0-99999999\n", b"1e9 kB", b": : :\n" * 4000,
     "٣٤ kB ²\n".encode(), b"MemTotal: 99999999999999999999999 kB\nMemAvailable: -5 kB\n",
     b"type 11\nnode_to 99999\n", b"drm_render_minor 128\ngfx_target_version 18446744073709551615\n",
     b"Model: \x1b[31m\nDevice Minor: ../..\n",
@@ -440,6 +440,25 @@ def plausible(found: Topology) -> None:
         for _, link in found.links(id):
             assert link.distance >= 0 and link.latency > 0
             assert link.bandwidth is None or link.bandwidth > 0
+    checked("ListPlanes", {"planes": topology_wire.planes(found, {}, {})})
+
+
+def test_links_that_lead_round_in_circles(machine: Machine) -> None:
+    root = machine("amd-card")
+    for group, name in (("drm", "renderD7"), ("accel", "accel0")):
+        folder = root / "sys/class" / group
+        folder.mkdir(exist_ok=True)
+        (folder / name).symlink_to(name)
+        (folder / f"{name}1").mkdir()
+        (folder / f"{name}1" / "device").symlink_to("device")
+    shutil.rmtree(root / "sys/devices/system/node")
+    (root / "sys/devices/system/node").symlink_to("node")
+    (root / "proc/driver/nvidia/gpus/0000:09:00.0").mkdir(parents=True)
+    (root / "sys/bus/pci/devices").mkdir(parents=True)
+    (root / "sys/bus/pci/devices/0000:09:00.0").symlink_to("0000:09:00.0")
+    found = topology.read()
+    assert list(found.planes) == ["cpu0", "gpu-0000:06:00.0", "gpu-0000:09:00.0"]
+    plausible(found)
 
 
 def test_devices_that_share_a_name_get_two(machine: Machine) -> None:
