@@ -281,6 +281,17 @@ class Group:
         """SIGKILL everything below at once (kernel 5.14), forks included, and wait until it is empty."""
         await self._change_and_wait("cgroup.kill", "1", "populated", 0, timeout)
 
+    def reclaim(self, size: int) -> None:
+        """Have the kernel take about `size` bytes of memory from the group (kernel 5.19). Blocks while it does.
+
+        Raises ControllerUnavailable, NotPermitted. That less could be had is no error: `memory_current()` tells.
+        """
+        try:
+            self._write("memory.reclaim", str(size))
+        except CgroupError as error:
+            if not isinstance(error.__cause__, OSError) or error.__cause__.errno != errno.EAGAIN:
+                raise
+
     def add(self, pid: int) -> None:
         """Move a process (0: ourselves) into this group."""
         self._write("cgroup.procs", str(pid))

@@ -59,6 +59,7 @@ if TYPE_CHECKING:
             """Ask the holder to shrink to `size` bytes."""
 
     Barred = Callable[[], frozenset[str]]
+    """Tells targets that must not be frozen; asked only when something is to be frozen."""
 
 
 class FreezeError(Exception):

@@ -17,21 +17,11 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    Key = tuple[int, int] | str
-    """A process by number and start, or a unit by name."""
+    from syntrop.inferenced.lease import Key
 
 
 class Gone(Exception):
     """There is no such process or unit (any more)."""
-
-
-def key(holder: Holder) -> Key | None:
-    """What of a holder is watched."""
-    if holder.unit is not None:
-        return holder.unit
-    if holder.pid is not None and holder.start is not None:
-        return holder.pid, holder.start
-    return None
 
 
 def of_process(uid: int, pid: int, start: int | None = None, delegated: Sequence[str] = ()) -> Holder:
@@ -90,7 +80,7 @@ class Watcher:
 
     def add(self, holder: Holder) -> None:
         """One lease more of a holder. Raises Gone, OSError (no descriptors left)."""
-        what = key(holder)
+        what = holder.key
         if what is None:
             return
         if what not in self._descriptors:
@@ -99,7 +89,7 @@ class Watcher:
 
     def remove(self, holder: Holder) -> None:
         """One lease less."""
-        what = key(holder)
+        what = holder.key
         if what is None or what not in self._count:
             return
         self._count[what] -= 1

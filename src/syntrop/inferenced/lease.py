@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from typing import Final
 
+    Key = tuple[int, int] | str
+
 
 class State(Enum):
     ACTIVE = "Active"
@@ -102,6 +104,13 @@ class Holder:
     unit: str | None = None
     target: str = ""
     """What is frozen to stop it: a unit's name, or the path of a control group. Empty: not known, so nothing."""
+
+    @property
+    def key(self) -> Key | None:
+        """What of it is watched, and tells it from others: a unit's name, or a process by number and start."""
+        if self.unit is not None:
+            return self.unit
+        return None if self.pid is None or self.start is None else (self.pid, self.start)
 
 
 @dataclass(slots=True)

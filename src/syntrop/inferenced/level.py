@@ -56,10 +56,10 @@ class Level:
 
     __slots__ = ("_below", "_thresholds", "now")
 
-    def __init__(self, thresholds: Thresholds) -> None:
+    def __init__(self, thresholds: Thresholds, now: str = pressure.NORMAL) -> None:
         self._thresholds = thresholds
         self._below: float | None = None
-        self.now = pressure.NORMAL
+        self.now = now
 
     def sample(self, shares: Shares, now: float) -> str:
         """The level with these shares at `now` (monotonic seconds). It falls by as much as it may at once."""

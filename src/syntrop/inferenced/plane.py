@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Collection, Iterable, Iterator, Mapping
     from typing import Literal
 
     Kind = Literal["cpu", "gpu", "npu"]
@@ -81,3 +81,10 @@ class Topology:
     def memory(self, plane: str) -> str:
         """The plane whose memory a lease on `plane` takes: itself, or its host's. Raises KeyError."""
         return self.planes[plane].host or plane
+
+    def only(self, names: Collection[str]) -> Topology:
+        """The same with these planes alone."""
+        kept = [plane for name, plane in self.planes.items() if name in names]
+        return Topology(
+            kept, {id(one): one for one in self._links.values() if {one.a, one.b} <= set(names)}.values()
+        )

@@ -119,6 +119,18 @@ class Log:
         self.close()
         self._fd, self._lines, self._size = fd, len(lines), len(data)
 
+    @property
+    def started(self) -> bool:
+        return self._fd >= 0
+
+    def discard(self) -> None:
+        """There is nothing to remember."""
+        self.close()
+        try:
+            os.unlink(self._path)
+        except FileNotFoundError:
+            pass
+
     def grown(self, leases: int) -> bool:
         """Whether it should be written anew."""
         return self._lines > SLACK + 4 * leases

@@ -15,11 +15,12 @@ from syntrop.inferenced.lease import TRANSITIONS, NoRoom, NoSuchLease, OverQuota
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-    from typing import Final
+    from typing import Final, TypeVar
 
-    from syntrop.inferenced.lease import Lease, Slice
+    from syntrop.inferenced.lease import Key, Lease, Slice
     from syntrop.inferenced.tier import Tier
 
+    K = TypeVar("K")
     Change = tuple[str, Lease, str | None]
     """What happened (an event's kind of the interface), to which lease, and why."""
 
@@ -57,6 +58,7 @@ class Table:
         self._booked: dict[str, int] = {}
         self._by_uid: dict[int, tuple[int, int]] = {}
         self._by_target: dict[str, dict[str, Lease]] = {}
+        self._by_holder: dict[Key, dict[str, Lease]] = {}
         self._expiries: list[tuple[float, str]] = []
         self._order = 0
 
@@ -214,6 +216,7 @@ class Table:
 
     def freeze(self, lease: Lease, now: float, residents: Sequence[int | None], reason: str) -> None:
         """→ Frozen, with what the kernel reports each slice to use. Its expiry stands still."""
+        _allow(lease, State.FROZEN)
         if lease.deadline is not None:
             lease.deadline = max(0.0, lease.deadline - now)
         for part, resident in zip(lease.slices, residents, strict=True):
@@ -245,6 +248,7 @@ class Table:
 
     def thaw_anyway(self, lease: Lease, now: float, reason: str = "") -> None:
         """Frozen → Active because its processes run, for whatever reason: it is booked whole, room or not."""
+        _allow(lease, State.ACTIVE)
         if lease.deadline is not None:
             lease.deadline = now + lease.deadline
             heappush(self._expiries, (lease.deadline, lease.id))
@@ -293,8 +297,7 @@ class Table:
 
     def end(self, lease: Lease, state: State, reason: str = "") -> None:
         """Take a lease out. `state` is Released, Revoked or Expired."""
-        if state not in TRANSITIONS[lease.state]:
-            raise WrongState(lease, state)
+        _allow(lease, state)
         for part in lease.slices:
             self._book(part.memory, -part.charge(lease.state))
         count, total = self._by_uid[lease.holder.uid]
@@ -303,11 +306,9 @@ class Table:
         else:
             self._by_uid[lease.holder.uid] = (count - 1, total - lease.size)
         del self.leases[lease.id]
-        together = self._by_target.get(lease.holder.target)
-        if together is not None:
-            together.pop(lease.id, None)
-            if not together:
-                del self._by_target[lease.holder.target]
+        _discard(self._by_target, lease.holder.target, lease)
+        if lease.holder.key is not None:
+            _discard(self._by_holder, lease.holder.key, lease)
         lease.state = state
         lease.reason = reason
         self.ended[lease.id] = lease
@@ -345,6 +346,10 @@ class Table:
         """Leases whose holders would be frozen together."""
         return list(self._by_target.get(target, {}).values()) if target else []
 
+    def of_holder(self, key: Key | None) -> list[Lease]:
+        """Leases of one process or unit, in the order of granting."""
+        return list(self._by_holder.get(key, {}).values()) if key is not None else []
+
     def __iter__(self) -> Iterator[Lease]:
         return iter(self.leases.values())
 
@@ -356,12 +361,14 @@ class Table:
             self._book(part.memory, part.charge(lease.state))
         count, total = self._by_uid.get(lease.holder.uid, (0, 0))
         self._by_uid[lease.holder.uid] = (count + 1, total + lease.size)
-        if lease.holder.target:
-            self._by_target.setdefault(lease.holder.target, {})[lease.id] = lease
+        holder = lease.holder
+        if holder.target:
+            self._by_target.setdefault(holder.target, {})[lease.id] = lease
+        if holder.key is not None:
+            self._by_holder.setdefault(holder.key, {})[lease.id] = lease
 
     def _become(self, lease: Lease, state: State, kind: str, reason: str) -> None:
-        if state not in TRANSITIONS[lease.state]:
-            raise WrongState(lease, state)
+        _allow(lease, state)
         for part in lease.slices:
             self._book(part.memory, part.charge(state) - part.charge(lease.state))
         lease.state = state
@@ -389,6 +396,19 @@ class Table:
     def _say(self, kind: str, lease: Lease, reason: str | None = None) -> None:
         if self._tell is not None:
             self._tell((kind, lease, reason))
+
+
+def _allow(lease: Lease, state: State) -> None:
+    if state not in TRANSITIONS[lease.state]:
+        raise WrongState(lease, state)
+
+
+def _discard(index: dict[K, dict[str, Lease]], key: K, lease: Lease) -> None:
+    together = index.get(key)
+    if together is not None:
+        together.pop(lease.id, None)
+        if not together:
+            del index[key]
 
 
 def _needed_only(chosen: list[Lease], short: Mapping[str, int]) -> list[Lease]:

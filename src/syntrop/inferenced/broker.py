@@ -1,0 +1,279 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The parts of the arbiter put together: table, kernel, freezer, log and watchers, from the settings.
+
+Made when the first call needs it, or at once where a log says that there are leases. While there are any, the
+daemon stays; with none, it has nothing open but its sockets.
+"""
+
+from __future__ import annotations
+
+import os
+from time import monotonic
+
+from syntrop.common import journal, loop, paths, peer
+from syntrop.inferenced import aftermath, holders, records
+from syntrop.inferenced.arbiter import Arbiter, Limits
+from syntrop.inferenced.freezer import Freezer, Manager
+from syntrop.inferenced.gauges import Gauges
+from syntrop.inferenced.lease import ENDS, Lease, State
+from syntrop.inferenced.meter import Meter
+from syntrop.inferenced.pressing import Pressing
+from syntrop.inferenced.quarantine import Quarantine
+from syntrop.inferenced.table import Table
+from syntrop.inferenced.tier import NAMES
+from syntrop.inferenced.watch import Watchers
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from syntrop.common.service import Busy, Daemon
+    from syntrop.common.settings import Settings
+    from syntrop.inferenced.arbiter import Barred
+    from syntrop.inferenced.lease import Holder, Key
+    from syntrop.inferenced.plane import Topology
+    from syntrop.inferenced.table import Change
+    from syntrop.inferenced.tier import Tier
+
+
+def has_leases() -> bool:
+    """Whether an earlier process left leases, or something frozen, behind."""
+    try:
+        return os.stat(aftermath.path()).st_size > 0
+    except OSError:
+        return False
+
+
+class Broker:
+    """Everything that there is to know of leases. `topology` changes when devices come and go."""
+
+    def __init__(self, daemon: Daemon, gauges: Gauges) -> None:
+        settings = daemon.settings
+        self._busy: Busy = daemon.busy()
+        self.settings = settings
+        self.boot = peer.boot_id()
+        self.table = Table(self._changed)
+        self.manager = Manager()
+        self.watchers = Watchers(self.manager)
+        self.quarantine = Quarantine(paths.state("inferenced"))
+        self.gauges = gauges
+        self.meter = Meter(gauges, self.table, self.manager, settings.host_reserve)
+        self.log = records.Log(aftermath.path(), self.boot)
+        self.freezer = Freezer(self.log, self.manager, settings.delegated)
+        self.arbiter = Arbiter(self.table, self.meter, self.freezer, self.watchers, _limits(settings))
+        self.holders = holders.Watcher(self._holder_gone)
+        self.degraded = ""
+        """Why not all is well; empty when it is."""
+        self.pressing = Pressing(settings)
+        self._expiry: loop.Timer | None = None
+        self._close_planes()
+
+    @property
+    def topology(self) -> Topology:
+        return self.gauges.topology
+
+    # --- life ----------------------------------------------------------------------------------------------
+
+    async def recover(self) -> None:
+        """Take over what an earlier process left: leases of holders that still live, and what it froze."""
+        past, wrong = await loop.thread(records.replay, aftermath.path(), self.boot)
+        if wrong:
+            journal.error(f"{wrong} lines of {aftermath.path()} make no sense; those leases are lost")
+        lost = [one for one in past.leases.values() if not self._take_over(one)]
+        await self.meter.refresh(self.topology.planes, exact=True)
+        now = monotonic()
+        for one in list(self.table):
+            if one.state is State.PREEMPTING:
+                self.table.spare(one)  # whoever asked is gone
+            elif one.state is State.FROZEN and one.holder.target not in past.frozen:
+                # It was thawed when we ended. Its memory may be lent to others by now; twice it cannot be.
+                if self.table.can_thaw([one]):
+                    self.table.thaw(one, now, "thawed after a crash")
+                else:
+                    self.arbiter.end(one, State.REVOKED, "thawed after a crash while its memory was lent")
+        for target, causes in past.frozen.items():
+            self.arbiter.adopt(target, self.table.of_target(target), [c for c in causes if c in self.table.leases])
+        self._start_log()
+        if past.leases:
+            journal.notice(f"Took over {len(self.table.leases)} leases; {len(lost)} had lost their holders")
+        self.plan_expiry()
+        self.hold()
+
+    def _take_over(self, one: Lease) -> bool:
+        try:
+            self.holders.add(one.holder)
+        except (holders.Gone, OSError):
+            return False
+        if one.bound or one.state in ENDS:
+            self.holders.remove(one.holder)
+            return False  # its connection ended with the earlier process
+        self.table.restore(one)
+        return True
+
+    async def stop(self) -> None:
+        """Nobody stands still while we are away. Leases stay on record for whoever comes next."""
+        for standstill in reversed(self.arbiter.standstills()):
+            try:
+                await self.freezer.thaw(standstill.target, 5.0)
+            except Exception as error:
+                journal.exception(f"{standstill.target} is still frozen", error)
+        self.pressing.rest()
+        self.manager.close()
+        self.holders.close()
+        if self.table.leases:
+            self.log.close()
+        else:
+            self.log.discard()
+        self.gauges.close()
+
+    # --- leases --------------------------------------------------------------------------------------------
+
+    async def grant(self, one: Lease, wait: float, barred: Barred) -> None:
+        """Acquire a lease and keep it: its holder is watched, and it is on record.
+
+        Raises holders.Gone, OSError (no descriptor, or no record to be had), and what `Arbiter.acquire()` does.
+        """
+        self.holders.add(one.holder)
+        try:
+            await self.arbiter.acquire(one, wait, barred)
+        except BaseException:
+            self.holders.remove(one.holder)
+            raise
+        self.hold()
+        try:
+            self.log.lease(one)
+        except OSError:
+            self.arbiter.end(one, State.RELEASED, "it could not be put on record")
+            raise
+        if one.lifetime is not None:
+            self.plan_expiry()
+
+    def hold(self) -> None:
+        """Stay while there is a lease or something frozen."""
+        if self.table.leases or self.arbiter.standstills():
+            if not self.log.started:
+                self._start_log()
+            self._busy.hold()
+            self.pressing.watch()
+        else:
+            self._busy.release()
+            self.pressing.rest()
+
+    def known(self, uid: int, pid: int, start: int) -> Holder:
+        """A living process as holder. Where it is in the tree of control groups is looked up once."""
+        held = self.table.of_holder((pid, start))
+        return held[0].holder if held else holders.of_process(uid, pid, start, self.freezer.delegated)
+
+    def revoke(self, leases: Iterable[Lease], reason: str) -> list[str]:
+        """Take leases away; their identifiers."""
+        gone = []
+        for one in list(leases):
+            self.arbiter.end(one, State.REVOKED, reason)
+            gone.append(one.id)
+        return gone
+
+    def on(self, plane: str) -> list[Lease]:
+        """Leases with a part on a plane, or in its memory."""
+        return [one for one in self.table if any(plane in (part.plane, part.memory) for part in one.slices)]
+
+    def close_plane(self, plane: str, reason: str) -> list[str]:
+        """After a plane was put into quarantine: nothing is lent of it, and what was is taken back."""
+        self._close_planes()
+        self.meter.lend()
+        return self.revoke(self.on(plane), f"plane {plane} is in quarantine: {reason}")
+
+    def open_plane(self) -> None:
+        """After a plane was taken out of quarantine."""
+        self._close_planes()
+        self.meter.lend()
+        self.arbiter.wake()
+
+    def replace(self, gauges: Gauges) -> None:
+        """Devices came or went. Leases on those that went are revoked."""
+        from syntrop.inferenced.topology import gone
+
+        old, self.gauges = self.gauges, gauges
+        self.meter.replace(gauges)
+        for plane in gone(old.topology, gauges.topology):
+            self.revoke(self.on(plane), f"plane {plane} is gone")
+            self.table.forget(plane)
+        old.close()
+        self.meter.lend()
+        self.arbiter.wake()
+
+    # --- inside --------------------------------------------------------------------------------------------
+
+    def _changed(self, change: Change) -> None:
+        kind, one, reason = change
+        try:
+            if kind == "resized":
+                self.log.size(one)
+            if kind not in ("granted", "resized"):
+                self.log.state(one)
+        except OSError as error:
+            # The table is right; a restart would not know of this. The next compaction sets it right.
+            self.degraded = f"the log cannot be written: {error.strerror}"
+            journal.error(f"{aftermath.path()}: {error.strerror}")
+        if one.state in ENDS:
+            self.holders.remove(one.holder)
+            self.meter.forget(one.id)
+            loop.call_soon(self.hold)
+        if kind == "thawed" and one.lifetime is not None:
+            loop.call_soon(self.plan_expiry)
+        if kind == "resized":
+            self.watchers.tell(kind, one, reason, one.size)
+        elif kind != "yield_requested":  # told with its numbers by whoever asks
+            self.watchers.tell(kind, one, reason)
+        if self.log.grown(len(self.table.leases)):
+            self._start_log()
+
+    def _start_log(self) -> None:
+        frozen = [(one.target, sorted(one.causes) or [""]) for one in self.arbiter.standstills()]
+        try:
+            self.log.start(self.table, frozen)
+            self.degraded = ""
+        except OSError as error:
+            self.degraded = f"the log cannot be written: {error.strerror}"
+            journal.error(f"{aftermath.path()}: {error.strerror}")
+
+    def _holder_gone(self, key: Key) -> None:
+        what = f"unit {key}" if isinstance(key, str) else f"process {key[0]}"
+        for one in self.table.of_holder(key):
+            self.arbiter.end(one, State.RELEASED, f"{what} has ended")
+
+    def plan_expiry(self) -> None:
+        """After a grant, a renewal or a thaw: wake when the next lease runs out."""
+        due = self.table.next_expiry()
+        if self._expiry is not None:
+            self._expiry.cancel()
+            self._expiry = None
+        if due is not None:
+            self._expiry = loop.call_later(max(0.0, due - monotonic()), self._expire)
+
+    def _expire(self) -> None:
+        self._expiry = None
+        self.arbiter.expire()
+        self.plan_expiry()
+
+    def _close_planes(self) -> None:
+        self.meter.closed = frozenset(self.quarantine.reasons)
+
+
+def _limits(settings: Settings) -> Limits:
+    return Limits(
+        yield_sec=settings.yield_ms / 1000,
+        freeze_sec=settings.freeze_ms / 1000,
+        push_out_sec=settings.push_out_ms / 1000,
+        waiting_max=settings.waiting_max,
+    )
+
+
+def slice_tiers(words: Iterable[str]) -> dict[str, Tier]:
+    """The setting `slice_tiers`. Raises ValueError for what is no SLICE=TIER."""
+    found = {}
+    for word in words:
+        name, equals, tier = word.partition("=")
+        if not equals or not name.endswith(".slice") or tier not in NAMES:
+            raise ValueError(f"{word!r} is no SLICE=TIER")
+        found[name] = NAMES[tier]
+    return found

@@ -1,0 +1,238 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the kernel tells of planes and holders, brought to the table: `arbiter.Gauge` over `gauges.Gauges`.
+
+What our holders use is theirs already and must not count as use by others. To look at every holder at
+every request would be slow: they are looked at only when the room that is known without it would not do.
+"""
+
+from __future__ import annotations
+
+from time import monotonic
+
+from syntrop.common import cgroup, journal, loop, paths
+from syntrop.inferenced import fdinfo, holders, targets
+from syntrop.inferenced.arbiter import FreezeError
+from syntrop.inferenced.lease import State
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping
+    from typing import Final
+
+    from syntrop.inferenced.freezer import Manager
+    from syntrop.inferenced.gauges import Fill, Gauges
+    from syntrop.inferenced.lease import Holder, Key, Lease
+    from syntrop.inferenced.table import Table
+
+FRESH: Final = 0.1
+"""Seconds for which figures of planes are good enough to grant by."""
+LOOKS_MAX: Final = 256
+"""Holders that are looked at for one request, largest leases first; of others the last look counts."""
+_PAGE: Final = 4096
+_MEMORY_HIGH: Final = "MemoryHigh"
+_UNLIMITED: Final = 2**64 - 1
+
+
+class Meter:
+    """`reserve`: bytes of host memory that are never lent, to keep the host going."""
+
+    def __init__(self, gauges: Gauges, table: Table, manager: Manager, reserve: int) -> None:
+        self._gauges = gauges
+        self._table = table
+        self._manager = manager
+        self._reserve = reserve
+        self._looked = 0.0
+        self._usage: fdinfo.Usage | None = None
+        self._use: dict[str, list[int | None]] = {}  # bytes in use by slice, of leases as they were last looked at
+        self.closed: frozenset[str] = frozenset()
+        """Planes on which nothing is placed: quarantined ones."""
+
+    # --- arbiter.Gauge -----------------------------------------------------------------------------------
+
+    async def refresh(self, planes: Iterable[str], *, exact: bool) -> None:
+        if exact:
+            await self._look_at_holders(set(planes))
+        elif monotonic() - self._looked < FRESH:
+            return
+        self.lend()
+
+    async def residents(self, lease: Lease) -> list[int | None]:
+        used = await loop.thread(self._measure, [(lease.holder, {part.plane for part in lease.slices})])
+        self._deal_out(lease.holder.key, used)
+        return self._use.get(lease.id) or [None] * len(lease.slices)
+
+    def pushes(self, lease: Lease) -> bool:
+        target = lease.holder.target
+        return all(part.plane.startswith("cpu") for part in lease.slices) and _accounts(target)
+
+    async def push_out(self, lease: Lease, size: int, seconds: float) -> None:
+        target = lease.holder.target
+        try:
+            if targets.is_group(target):
+                await loop.thread(cgroup.Group(target).reclaim, size)
+                return
+            group = cgroup.of_unit(target)
+            before = group.memory_high()
+            goal = max(0, group.memory_current() - size)
+            try:
+                await self._limit(target, goal, seconds)
+            finally:
+                # It stands still, so what was pushed out stays out; once it runs, the old limit is the right one.
+                await self._limit(target, _UNLIMITED if before is None else before, seconds)
+        except (cgroup.CgroupError, FreezeError) as error:
+            journal.notice(f"No memory could be taken from {target}: {error}")
+
+    # --- figures -----------------------------------------------------------------------------------------
+
+    def lend(self) -> None:
+        """Sample the planes, and set what the table may lend of each."""
+        self._sample()
+        fills = self.fills()
+        for name, plane in self._gauges.topology.planes.items():
+            if plane.host is not None:
+                continue
+            fill = fills[name]
+            if fill.lendable is None or name in self.closed:
+                self._table.lend(name, 0)
+            else:
+                self._table.lend(name, max(0, fill.lendable - (self._reserve if plane.kind == "cpu" else 0)))
+
+    def fills(self) -> dict[str, Fill]:
+        """How full each plane is, as of the last sample."""
+        own = self._own()
+        pids = self._pids() if self._usage is not None else frozenset()
+        return {
+            name: self._gauges.fill(plane, self._usage, pids, own.get(plane.host or name, 0))
+            for name, plane in self._gauges.topology.planes.items()
+        }
+
+    async def fresh(self) -> dict[str, Fill]:
+        """The same after a new look, at holders and what processes use of devices, too. May take milliseconds."""
+        await self._look_at_holders(set(self._gauges.topology.planes))
+        self.lend()
+        return self.fills()
+
+    def replace(self, gauges: Gauges) -> None:
+        """Other devices are there now. The old gauges stay their owner's to close."""
+        self._gauges = gauges
+        self._usage = None
+
+    def forget(self, lease_id: str) -> None:
+        """The lease has ended."""
+        self._use.pop(lease_id, None)
+
+    # --- inside ------------------------------------------------------------------------------------------
+
+    def _sample(self) -> None:
+        self._gauges.sample()
+        self._gauges.look()
+        self._looked = monotonic()
+
+    def _own(self) -> dict[str, int]:
+        """Bytes by plane of memory that our leases' holders use within what they were granted."""
+        own: dict[str, int] = {}
+        for lease_id, used in self._use.items():
+            lease = self._table.leases.get(lease_id)
+            if lease is not None and lease.state is not State.PREEMPTED:
+                for part, size in zip(lease.slices, used, strict=True):
+                    own[part.memory] = own.get(part.memory, 0) + min(part.size, size or 0)
+        return own
+
+    def _pids(self) -> frozenset[int]:
+        found: set[int] = set()
+        for holder in {lease.holder.key: lease.holder for lease in self._table}.values():
+            found.update(holders.pids(holder))
+        return frozenset(found)
+
+    async def _look_at_holders(self, planes: set[str]) -> None:
+        wanted: dict[Key | None, tuple[Holder, set[str]]] = {}
+        there = [one for one in self._table if any(part.memory in planes for part in one.slices)]
+        for one in sorted(there, key=lambda one: -one.size):
+            key = one.holder.key
+            if key in wanted or len(wanted) < LOOKS_MAX:
+                wanted.setdefault(key, (one.holder, set()))[1].update(part.plane for part in one.slices)
+        used = await loop.thread(self._measure, list(wanted.values()))
+        for key in wanted:
+            self._deal_out(key, used)
+        topology = self._gauges.topology
+        if any(
+            plane.device is not None and (plane.host or name) in planes for name, plane in topology.planes.items()
+        ):
+            self._usage = await loop.thread(fdinfo.usage)
+
+    def _measure(self, wanted: Collection[tuple[Holder, set[str]]]) -> dict[tuple[object, str], int | None]:
+        """Bytes in use by holder and plane. In a worker thread: it looks at nothing but the kernel's files."""
+        return {(holder.key, plane): self._in_use(holder, plane) for holder, planes in wanted for plane in planes}
+
+    def _deal_out(self, key: Key | None, used: dict[tuple[object, str], int | None]) -> None:
+        """What a holder uses is shared by all of its leases: it is dealt out in the order of granting."""
+        left = {plane: size for (owner, plane), size in used.items() if owner == key}
+        for one in self._table.of_holder(key):
+            found = []
+            for part in one.slices:
+                rest = left.get(part.plane)
+                taken = None if rest is None else min(rest, part.size)
+                if rest is not None and taken is not None:
+                    left[part.plane] = rest - taken
+                found.append(taken)
+            self._use[one.id] = found
+
+    def _in_use(self, holder: Holder, name: str) -> int | None:
+        """Bytes of a plane that a holder's processes use; None where the kernel does not tell."""
+        plane = self._gauges.topology.planes.get(name)
+        if plane is None:
+            return None
+        if plane.kind == "cpu":
+            return _memory(holder)
+        pids = holders.pids(holder)
+        by_process = self._gauges.processes(plane)
+        if by_process is not None:
+            sizes = [by_process[pid] for pid in pids if pid in by_process]
+            return None if any(size is None for size in sizes) else sum(size or 0 for size in sizes)
+        if plane.slot is None:
+            return None
+        usage = fdinfo.usage(pids)
+        if not usage.complete(plane.slot):
+            return None
+        return usage.of(plane.slot, pids, host=plane.host is not None)
+
+    async def _limit(self, unit: str, size: int, seconds: float) -> None:
+        values = [unit, True, [(_MEMORY_HIGH, ("t", size))]]
+        await self._manager.call("SetUnitProperties", "sba(sv)", values, seconds)
+
+
+def _accounts(target: str) -> bool:
+    """Whether the kernel accounts memory for a target's group."""
+    try:
+        group = cgroup.Group(target) if targets.is_group(target) else cgroup.of_unit(target)
+        group.memory_current()
+    except cgroup.CgroupError:
+        return False
+    return True
+
+
+def _memory(holder: Holder) -> int | None:
+    """Host memory of a holder: its group's where the kernel accounts it, else the resident sets of its processes,
+    in which pages that they share count for each of them."""
+    if holder.unit is not None:
+        try:
+            return cgroup.of_unit(holder.unit).memory_current()
+        except cgroup.CgroupError:
+            pass
+    total = 0
+    for pid in holders.pids(holder):
+        try:
+            with open(paths.proc(str(pid), "statm"), "rb") as file:
+                total += int(file.read().split()[1]) * _PAGE
+        except (OSError, IndexError, ValueError):
+            continue  # gone meanwhile
+    return total
+
+
+def occupancy(fills: Mapping[str, Fill]) -> dict[str, float]:
+    """Share of each plane's memory in use, 0 to 1, where it is known."""
+    return {
+        name: fill.used / fill.total
+        for name, fill in fills.items()
+        if fill.used is not None and fill.total is not None and fill.total > 0
+    }
