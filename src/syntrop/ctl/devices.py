@@ -74,12 +74,13 @@ def details(plane: dict[str, Any]) -> Iterator[str]:
 
 def ways(planes: list[dict[str, Any]], *, one_sided: bool) -> Iterator[str]:
     """The ways between planes, each once, or from one plane to all."""
-    yield ""
-    seen = set()
+    seen: set[tuple[str, str]] = set()
     for one in planes:
         for link in one.get("p2p_links") or ():
             other = link["peer_plane_id"]
             if one_sided or (other, one["id"]) not in seen:
+                if not seen:
+                    yield ""
                 seen.add((one["id"], other))
                 speed = link.get("bandwidth_bytes_sec")
                 carries = "" if speed is None else f", {speed / 1e9:.1f} GB/s"
