@@ -233,13 +233,14 @@ class Leases:
         if lease.deadline is not None and lease.id in broker.table.leases:
             left = lease.deadline if lease.state is State.FROZEN else lease.deadline - monotonic()
         memory = lease.slices[0].memory
+        residents = [part.resident for part in lease.slices]
         return {
             "leases": list(infos(lease)),
             "reason": lease.reason or None,
             "expire_ms": None if left is None else max(0, int(left * 1000)),
             "capacity": broker.table.capacity(memory),
             "booked": broker.table.booked(memory),
-            "resident": [part.resident for part in lease.slices] if lease.state is State.FROZEN else None,
+            "resident": None if lease.state is not State.FROZEN or None in residents else residents,
             "frozen_for": [
                 cause
                 for standstill in broker.arbiter.standstills()

@@ -1,13 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`io.syntrop.Inference1`, put together from its parts."""
+"""`io.syntrop.Inference1`: what there is of it before anybody asks for anything."""
 
 from __future__ import annotations
 
 import os
 
 from syntrop.common import loop, paths
-from syntrop.inferenced.serve_leases import Leases
-from syntrop.inferenced.serve_planes import Planes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -52,9 +50,19 @@ class Office:
             await self.broker.stop()
 
 
-class Inference1(Leases, Planes):
-    """Handler of the interface on one endpoint. Methods that are not here are not built."""
+class Inference1:
+    """Handler of the interface on one endpoint. Its methods are loaded when the first of them is called."""
 
     def __init__(self, office: Office, endpoint: str) -> None:
-        Leases.__init__(self, office.ready, endpoint)
-        Planes.__init__(self, office.ready)
+        self._office = office
+        self._endpoint = endpoint
+        self._methods: object = None
+
+    def __getattr__(self, name: str) -> object:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        if self._methods is None:
+            from syntrop.inferenced.methods import Methods
+
+            self._methods = Methods(self._office.ready, self._endpoint)
+        return getattr(self._methods, name)

@@ -217,7 +217,7 @@ class Leasing(RuleBasedStateMachine):
 
 
 TestLeasing = Leasing.TestCase
-TestLeasing.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestLeasing.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)
 
 
 def test_the_states_are_those_of_the_documents() -> None:
