@@ -55,8 +55,8 @@ if TYPE_CHECKING:
         def reaches(self, lease: Lease) -> bool:
             """Whether anybody listens: a watcher, or a signal that the lease named."""
 
-        def ask(self, lease: Lease, size: int, deadline_ms: int, reason: str) -> None:
-            """Ask the holder to shrink to `size` bytes."""
+        def ask(self, lease: Lease, size: int, deadline_ms: int | None, reason: str) -> None:
+            """Ask the holder to shrink to `size` bytes; without a deadline nothing follows if it does not."""
 
     Barred = Callable[[], frozenset[str]]
     """Tells targets that must not be frozen; asked only when something is to be frozen."""

@@ -15,6 +15,7 @@ from syntrop.inferenced import aftermath, holders, records
 from syntrop.inferenced.arbiter import Arbiter, Limits
 from syntrop.inferenced.freezer import Freezer, Manager
 from syntrop.inferenced.gauges import Gauges
+from syntrop.inferenced.governing import Governing, watermarks
 from syntrop.inferenced.lease import ENDS, Lease, State
 from syntrop.inferenced.meter import Meter
 from syntrop.inferenced.pressing import Pressing
@@ -65,6 +66,8 @@ class Broker:
         self.degraded = ""
         """Why not all is well; empty when it is."""
         self.pressing = Pressing(settings)
+        self.governing = Governing(self.table, self.watchers, watermarks(settings), self.meter.lend)
+        self.meter.observe = self.governing.observe
         self._expiry: loop.Timer | None = None
         self._close_planes()
 
@@ -118,6 +121,7 @@ class Broker:
             except Exception as error:
                 journal.exception(f"{standstill.target} is still frozen", error)
         self.pressing.rest()
+        self.governing.rest()
         self.manager.close()
         self.holders.close()
         if self.table.leases:
@@ -158,6 +162,7 @@ class Broker:
         else:
             self._busy.release()
             self.pressing.rest()
+            self.governing.rest()
 
     def known(self, uid: int, pid: int, start: int) -> Holder:
         """A living process as holder. Where it is in the tree of control groups is looked up once."""

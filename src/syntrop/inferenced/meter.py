@@ -16,7 +16,7 @@ from syntrop.inferenced.lease import State
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
+    from collections.abc import Callable, Collection, Iterable, Mapping
     from typing import Final
 
     from syntrop.inferenced.freezer import Manager
@@ -44,6 +44,8 @@ class Meter:
         self._looked = 0.0
         self._usage: fdinfo.Usage | None = None
         self._use: dict[str, list[int | None]] = {}  # bytes in use by slice, of leases as they were last looked at
+        self.observe: Callable[[Mapping[str, Fill]], None] | None = None
+        """Told of each new sample."""
         self.closed: frozenset[str] = frozenset()
         """Planes on which nothing is placed: quarantined ones."""
 
@@ -96,6 +98,8 @@ class Meter:
                 self._table.lend(name, 0)
             else:
                 self._table.lend(name, max(0, fill.lendable - (self._reserve if plane.kind == "cpu" else 0)))
+        if self.observe is not None and self._table.leases:
+            self.observe(fills)
 
     def fills(self) -> dict[str, Fill]:
         """How full each plane is, as of the last sample."""

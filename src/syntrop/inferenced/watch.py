@@ -101,7 +101,7 @@ class Watchers:
     def reaches(self, lease: Lease) -> bool:
         return lease.signal is not None or any(watcher.holds(lease) for watcher in self._all)
 
-    def ask(self, lease: Lease, size: int, deadline_ms: int, reason: str) -> None:
+    def ask(self, lease: Lease, size: int, deadline_ms: int | None, reason: str) -> None:
         self.tell("yield_requested", lease, reason, size, deadline_ms)
         if lease.signal is not None:
             loop.spawn(self._signal(lease, lease.signal), f"ask the holder of {lease.id}", eager=True)
