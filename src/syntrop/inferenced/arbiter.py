@@ -113,6 +113,7 @@ class Arbiter:
         self._freezer = freezer
         self._asker = asker
         self._frozen: dict[str, Standstill] = {}  # in the order of freezing
+        self._causes: set[str] = set()  # of those who were granted nothing
         self._moving: set[str] = set()  # targets that are being frozen or thawed right now
         self._waiting: set[loop.Event] = set()
         self._settling: loop.Task[None] | None = None
@@ -239,6 +240,46 @@ class Arbiter:
             raise NoRoom(part.memory, part.size, self.table.room(part.memory), self.table.holders(part.memory))
         standstill.causes.clear()
         await self._thaw(standstill, "an operator asked for it")
+
+    async def stand_aside(self, cause: str, leases: Sequence[Lease], reason: str) -> None:
+        """Have holders give up or stand still for somebody who was granted nothing, until `over(cause)`.
+
+        They are asked, and frozen after the deadline; who may not be frozen keeps running.
+        """
+        claim = self.table.claim(Tier.BATCH, {})
+        asked = [one for one in leases if one.state is State.ACTIVE]
+        self._causes.add(cause)
+        try:
+            reachable = any(self._asker.reaches(one) for one in asked)
+            seconds = self.limits.yield_sec if reachable else 0.0
+            for one in asked:
+                self.table.ask(one, claim, reason)
+                self._asker.ask(one, 0, int(seconds * 1000), reason)
+            deadline = monotonic() + seconds
+            while any(one.state is State.PREEMPTING for one in asked) and await self._changed(deadline):
+                pass
+            for target in dict.fromkeys(one.holder.target for one in asked if one.state is State.PREEMPTING):
+                if cause not in self._causes:
+                    return
+                try:
+                    self._freezer.check(target)
+                    await self._freeze(target, cause, reason)
+                except FreezeError as error:
+                    journal.notice(f"{target or 'A holder'} goes on: {error.reason}")
+        finally:
+            self.table.withdraw(claim)
+            for one in asked:
+                if one.id in self.table.leases:
+                    self.table.spare(one)
+            if cause not in self._causes:
+                self._uncause(cause)
+            self._wake()
+
+    def over(self, cause: str) -> None:
+        """Nobody needs to stand aside for it any more."""
+        self._causes.discard(cause)
+        self._uncause(cause)
+        self._wake()
 
     def adopt(self, target: str, leases: Iterable[Lease], causes: Iterable[str]) -> None:
         """What was frozen before a restart: it goes on as soon as none of its causes is left."""

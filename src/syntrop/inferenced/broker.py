@@ -18,10 +18,12 @@ from syntrop.inferenced.gauges import Gauges
 from syntrop.inferenced.governing import Governing, watermarks
 from syntrop.inferenced.lease import ENDS, Lease, State
 from syntrop.inferenced.meter import Meter
+from syntrop.inferenced.opens import Opens
 from syntrop.inferenced.pressing import Pressing
 from syntrop.inferenced.quarantine import Quarantine
 from syntrop.inferenced.table import Table
 from syntrop.inferenced.tier import NAMES
+from syntrop.inferenced.topology import stated
 from syntrop.inferenced.watch import Watchers
 
 TYPE_CHECKING = False
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     from syntrop.common.service import Busy, Daemon
     from syntrop.common.settings import Settings
     from syntrop.inferenced.arbiter import Barred
+    from syntrop.inferenced.hotplug import Monitor
     from syntrop.inferenced.lease import Holder, Key
     from syntrop.inferenced.plane import Topology
     from syntrop.inferenced.table import Change
@@ -68,6 +71,10 @@ class Broker:
         self.pressing = Pressing(settings)
         self.governing = Governing(self.table, self.watchers, watermarks(settings), self.meter.lend)
         self.meter.observe = self.governing.observe
+        self.opens = Opens(
+            lambda: self.topology, slice_tiers(settings.slice_tiers), self.on, self._stand_aside, self.arbiter.over
+        )
+        self._monitor: Monitor | None = None
         self._expiry: loop.Timer | None = None
         self._close_planes()
 
@@ -120,8 +127,7 @@ class Broker:
                 await self.freezer.thaw(standstill.target, 5.0)
             except Exception as error:
                 journal.exception(f"{standstill.target} is still frozen", error)
-        self.pressing.rest()
-        self.governing.rest()
+        self._rest()
         self.manager.close()
         self.holders.close()
         if self.table.leases:
@@ -159,10 +165,11 @@ class Broker:
                 self._start_log()
             self._busy.hold()
             self.pressing.watch()
+            if any(self.topology.planes[part.plane].device for one in self.table for part in one.slices):
+                self._watch_devices()
         else:
             self._busy.release()
-            self.pressing.rest()
-            self.governing.rest()
+            self._rest()
 
     def known(self, uid: int, pid: int, start: int) -> Holder:
         """A living process as holder. Where it is in the tree of control groups is looked up once."""
@@ -207,6 +214,32 @@ class Broker:
         self.arbiter.wake()
 
     # --- inside --------------------------------------------------------------------------------------------
+
+    def _rest(self) -> None:
+        """Nothing is held: nothing is watched, and no timer runs."""
+        self.pressing.rest()
+        self.governing.rest()
+        self.opens.rest()
+        if self._monitor is not None:
+            self._monitor.close()
+            self._monitor = None
+
+    def _watch_devices(self) -> None:
+        """Somebody holds memory of a device: it may go, or be opened by others."""
+        self.opens.watch()
+        if self._monitor is None:
+            from syntrop.inferenced.hotplug import Monitor
+
+            try:
+                self._monitor = Monitor(lambda: loop.spawn(self._survey(), "devices that came or went"))
+            except OSError as error:
+                journal.notice(f"Devices that come or go are not seen: {error}")
+
+    async def _survey(self) -> None:
+        self.replace(await loop.thread(survey, self.settings))
+
+    def _stand_aside(self, cause: str, leases: list[Lease], reason: str) -> None:
+        loop.spawn(self.arbiter.stand_aside(cause, leases, reason), f"stand aside for {cause}")
 
     def _changed(self, change: Change) -> None:
         kind, one, reason = change
@@ -271,6 +304,24 @@ def _limits(settings: Settings) -> Limits:
         push_out_sec=settings.push_out_ms / 1000,
         waiting_max=settings.waiting_max,
     )
+
+
+def survey(settings: Settings) -> Gauges:
+    """What there is of planes, with the memory that the operator states. Blocks."""
+    gauges = Gauges()
+    gauges.topology = stated(gauges.topology, plane_memory(settings.plane_memory))
+    return gauges
+
+
+def plane_memory(words: Iterable[str]) -> dict[str, int]:
+    """The setting `plane_memory`. Raises ValueError for what is no PLANE=BYTES."""
+    found = {}
+    for word in words:
+        name, equals, size = word.rpartition("=")
+        if not equals or not name or not size.isdecimal():
+            raise ValueError(f"{word!r} is no PLANE=BYTES")
+        found[name] = int(size)
+    return found
 
 
 def slice_tiers(words: Iterable[str]) -> dict[str, Tier]:

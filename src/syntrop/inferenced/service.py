@@ -34,11 +34,10 @@ class Office:
         return await self._making
 
     async def _make(self) -> Broker:
-        from syntrop.inferenced.broker import Broker
-        from syntrop.inferenced.gauges import Gauges
+        from syntrop.inferenced.broker import Broker, survey
 
         try:
-            broker = Broker(self._daemon, await loop.thread(Gauges))
+            broker = Broker(self._daemon, await loop.thread(survey, self._daemon.settings))
             await broker.recover()
         finally:
             self._making = None
