@@ -7,7 +7,7 @@
 | starting | a process that has not said READY | `TimeoutStartSec=` | awake, stopping, asleep, held |
 | awake | a process | the watchdog, if any | stopping, asleep, held |
 | stopping | a process that was told to go | `TimeoutStopSec=`, then SIGKILL | asleep, held |
-| clearing | a process of `ExecStopPost=`, which each of the ends before comes by | `TimeoutStopSec=` | asleep, held |
+| clearing | a process of `ExecStopPost=`, on the way to each of the next | `TimeoutStopSec=` | asleep, held |
 | held | nothing; connections wait in the kernel | the end of the back-off | starting, asleep |
 """
 

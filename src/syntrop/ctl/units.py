@@ -28,8 +28,9 @@ LIMITS = (
 )  # fmt: skip
 # What the activator does as systemd would.
 HONOURED_SERVICE = {
-    "Type", "ExecStart", "ExecStopPost", "Environment", "EnvironmentFile", "PassEnvironment", "UnsetEnvironment", "UMask",
-    "WorkingDirectory", "User", "Group", "SupplementaryGroups", "OOMScoreAdjust", "Nice", "NoNewPrivileges",
+    "Type", "ExecStart", "ExecStopPost", "Environment", "EnvironmentFile", "PassEnvironment", "UMask",
+    "UnsetEnvironment", "WorkingDirectory", "User", "Group", "SupplementaryGroups", "OOMScoreAdjust", "Nice",
+    "NoNewPrivileges",
     "Restart", "RestartSec", "RestartSteps", "RestartMaxDelaySec", "SuccessExitStatus", "Sockets",
     "RestartPreventExitStatus", "TimeoutSec", "TimeoutStartSec", "TimeoutStopSec", "TimeoutAbortSec",
     "WatchdogSec", "WatchdogSignal", "KillSignal", "SendSIGKILL", "NotifyAccess", "NonBlocking",

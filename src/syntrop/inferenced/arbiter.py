@@ -93,6 +93,10 @@ class Standstill:
     leases: dict[str, Lease] = field(default_factory=dict)
     causes: set[str] = field(default_factory=set)
 
+    def held(self) -> list[Lease]:
+        """Leases whose memory it takes to go on: not those that had given it up before."""
+        return [one for one in self.leases.values() if one.state is State.FROZEN]
+
 
 OPERATOR = "operator"
 """The cause of a freeze that somebody asked for by name."""
@@ -147,7 +151,7 @@ class Arbiter:
                 except NoRoom as error:
                     refusal = error
                 try:
-                    await self._preempt(claim, lease.id, barred)
+                    await self._preempt(claim, lease.id, barred, [])
                 except NoRoom as error:
                     refusal = error
                 else:
@@ -182,16 +186,20 @@ class Arbiter:
         else:
             return
         claim = table.claim(lease.tier, {part.memory: more})
+        here: list[str] = []
         try:
             await self._gauge.refresh((part.memory,), exact=True)
             try:
                 table.resize(lease, size, claim)
                 return
             except NoRoom:
-                await self._preempt(claim, lease.id, barred)
+                await self._preempt(claim, lease.id, barred, here)
             if lease.id not in table.leases:
                 raise WrongState(lease, State.ACTIVE)
             table.resize(lease, size, claim)
+        except BaseException:
+            self._undo(here, lease.id)
+            raise
         finally:
             table.withdraw(claim)
             for victim in claim.victims.values():
@@ -216,6 +224,8 @@ class Arbiter:
         """End what has run out."""
         for lease in self.table.expire(monotonic()):
             self._uncause(lease.id)
+            for standstill in self._frozen.values():
+                standstill.leases.pop(lease.id, None)
         self._wake()
 
     async def freeze(self, lease: Lease) -> None:
@@ -232,10 +242,11 @@ class Arbiter:
 
     async def thaw(self, lease: Lease) -> None:
         """Let a holder go on, whatever it was frozen for. Raises NoRoom where its memory is lent, WrongState."""
+        await self._settled(lease.holder.target)
         standstill = next((one for one in self._frozen.values() if lease.id in one.leases), None)
         if standstill is None:
             raise WrongState(lease, State.ACTIVE)
-        if not self.table.can_thaw(standstill.leases.values()):
+        if not self.table.can_thaw(standstill.held()):
             part = lease.slices[0]
             raise NoRoom(part.memory, part.size, self.table.room(part.memory), self.table.holders(part.memory))
         standstill.causes.clear()
@@ -297,8 +308,11 @@ class Arbiter:
 
     # --- taking back -------------------------------------------------------------------------------------
 
-    async def _preempt(self, claim: Claim, cause: str, barred: Barred) -> None:
-        """Make room for a claim, or raise NoRoom; what holders gave by themselves meanwhile stays given."""
+    async def _preempt(self, claim: Claim, cause: str, barred: Barred, here: list[str]) -> None:
+        """Make room for a claim, or raise NoRoom; what holders gave by themselves meanwhile stays given.
+
+        `here` gets the targets that stand still for it now.
+        """
         table = self.table
         victims = table.victims(claim)
         asked = [one for one in victims if one.id not in claim.victims]
@@ -314,7 +328,6 @@ class Arbiter:
                 break
         if self._fits(claim):
             return
-        here: list[str] = []
         try:
             await self._freeze_some(claim, victims, cause, barred, here)
         except BaseException:
@@ -339,21 +352,27 @@ class Arbiter:
             if target not in never and all(other.tier < claim.tier for other in self.table.of_target(target)):
                 targets.setdefault(target, []).append(one)  # else the requester or its equals would stop too
         await self._might_fit(claim, targets)
-        for target in targets:
+        for target, leases in targets.items():
+            if self._fits(claim):
+                return
+            if not any(one.state is State.PREEMPTING for one in leases):
+                continue  # it gave in after all
             try:
                 await self._freeze(target, cause, f"its memory is wanted at a higher priority ({cause})")
             except FreezeError as error:
                 journal.warning(f"{target} could not be frozen: {error.reason}")
                 continue
             here.append(target)
-            if self._fits(claim):
-                return
+        if self._fits(claim):
+            return
         for target in here:
             for one in list(self._frozen[target].leases.values()) if target in self._frozen else ():
                 short = max((self._short(claim, part.memory) for part in one.slices), default=0)
                 if short > 0 and self._gauge.pushes(one):
                     await self._gauge.push_out(one, short, self.limits.push_out_sec)
-                    self.table.measured(one, await self._gauge.residents(one))
+                    residents = await self._gauge.residents(one)
+                    if one.state is State.FROZEN:
+                        self.table.measured(one, residents)
                     if self._fits(claim):
                         return
         self.table.fits(claim.needs, claim.tier, claim)
@@ -375,8 +394,7 @@ class Arbiter:
 
     async def _freeze(self, target: str, cause: str, reason: str) -> None:
         """Freeze a target and book what its leases then really use."""
-        while target in self._moving:
-            await self._changed(monotonic() + self.limits.freeze_sec)
+        await self._settled(target)
         standstill = self._frozen.get(target)
         if standstill is None:
             standstill = Standstill(target, causes={cause})
@@ -391,13 +409,23 @@ class Arbiter:
                 self._moving.discard(target)
                 self._wake()
         standstill.causes.add(cause)
-        for one in self.table.of_target(target):
-            residents = await self._gauge.residents(one)
-            if one.id in self.table.leases and one.state in (State.ACTIVE, State.PREEMPTING):
-                self.table.freeze(one, monotonic(), residents, reason)
-            if one.id in self.table.leases:
-                standstill.leases[one.id] = one
-        self._wake()
+        try:
+            for one in self.table.of_target(target):
+                residents = await self._gauge.residents(one)
+                if one.id in self.table.leases and one.state in (State.ACTIVE, State.PREEMPTING):
+                    self.table.freeze(one, monotonic(), residents, reason)
+                if one.id in self.table.leases:
+                    standstill.leases[one.id] = one
+        except BaseException:
+            standstill.causes.discard(cause)
+            raise
+        finally:
+            self._wake()
+
+    async def _settled(self, target: str) -> None:
+        """Wait until nobody freezes or thaws it."""
+        while target in self._moving:
+            await self._changed(monotonic() + self.limits.freeze_sec)
 
     def _undo(self, targets: list[str], cause: str) -> None:
         for target in targets:
@@ -426,12 +454,15 @@ class Arbiter:
                     target = standstill.target
                     if (standstill.causes and standstill.leases) or target in self._moving:
                         continue
-                    if self.table.can_thaw(standstill.leases.values()):
+                    held = standstill.held()
+                    if self.table.can_thaw(held):
                         await self._thaw(standstill, "")
-                    elif target not in self._thaw_claims:
+                    elif target in self._thaw_claims:
+                        self._thaw_claims[target].needs = _missing(held)
+                    else:
                         # Its room was lent while it stood still: it is the next to get some.
-                        tier = max(one.tier for one in standstill.leases.values())
-                        self._thaw_claims[target] = self.table.claim(tier, _missing(standstill.leases.values()))
+                        tier = max(one.tier for one in held)
+                        self._thaw_claims[target] = self.table.claim(tier, _missing(held))
         finally:
             self._settling = None
 
@@ -441,7 +472,7 @@ class Arbiter:
         if waiting is not None:
             self.table.withdraw(waiting)
         # What it gets back is kept for it while the manager works.
-        claim = self.table.claim(Tier.EMERGENCY, _missing(standstill.leases.values()), first=True)
+        claim = self.table.claim(Tier.EMERGENCY, _missing(standstill.held()), first=True)
         self._moving.add(target)
         try:
             await self._freezer.thaw(target, self.limits.freeze_sec)

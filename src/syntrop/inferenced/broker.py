@@ -21,6 +21,7 @@ from syntrop.inferenced.meter import Meter
 from syntrop.inferenced.opens import Opens
 from syntrop.inferenced.pressing import Pressing
 from syntrop.inferenced.quarantine import Quarantine
+from syntrop.inferenced.squeeze import Squeezer
 from syntrop.inferenced.table import Table
 from syntrop.inferenced.tier import NAMES
 from syntrop.inferenced.topology import stated
@@ -61,8 +62,9 @@ class Broker:
         self.watchers = Watchers(self.manager)
         self.quarantine = Quarantine(paths.state("inferenced"))
         self.gauges = gauges
-        self.meter = Meter(gauges, self.table, self.manager, settings.host_reserve)
         self.log = records.Log(aftermath.path(), self.boot)
+        self.squeezer = Squeezer(self.log, self.manager)
+        self.meter = Meter(gauges, self.table, self.squeezer, settings.host_reserve)
         self.freezer = Freezer(self.log, self.manager, settings.delegated)
         self.arbiter = Arbiter(self.table, self.meter, self.freezer, self.watchers, _limits(settings))
         self.holders = holders.Watcher(self._holder_gone)
@@ -91,6 +93,9 @@ class Broker:
             journal.error(f"{wrong} lines of {aftermath.path()} make no sense; those leases are lost")
         lost = [one for one in past.leases.values() if not self._take_over(one)]
         await self.meter.refresh(self.topology.planes, exact=True)
+        for one in list(self.table):
+            if one.state is State.FROZEN and one.id in self.table.leases:
+                self.table.measured(one, await self.meter.residents(one))
         now = monotonic()
         for one in list(self.table):
             if one.state is State.PREEMPTING:
@@ -102,7 +107,11 @@ class Broker:
                 else:
                     self.arbiter.end(one, State.REVOKED, "thawed after a crash while its memory was lent")
         for target, causes in past.frozen.items():
+            self.freezer.take_over(target)
             self.arbiter.adopt(target, self.table.of_target(target), [c for c in causes if c in self.table.leases])
+        for target in past.loose:
+            self.freezer.let_go(target)
+        self.squeezer.take_over(past.limits)
         self._start_log()
         if past.leases:
             journal.notice(f"Took over {len(self.table.leases)} leases; {len(lost)} had lost their holders")
@@ -122,16 +131,16 @@ class Broker:
 
     async def stop(self) -> None:
         """Nobody stands still while we are away. Leases stay on record for whoever comes next."""
-        for standstill in reversed(self.arbiter.standstills()):
+        for target in reversed(list(self.freezer.standing)):
             try:
-                await self.freezer.thaw(standstill.target, 5.0)
+                await self.freezer.thaw(target, 5.0)
             except Exception as error:
-                journal.exception(f"{standstill.target} is still frozen", error)
+                journal.exception(f"{target} is still frozen", error)
         self._rest()
         self.manager.close()
         self.holders.close()
-        if self.table.leases:
-            self.log.close()
+        if self.table.leases or self.freezer.standing or self.squeezer.limits:
+            self.log.close()  # what stands still, the aftermath thaws
         else:
             self.log.discard()
         self.gauges.close()
@@ -149,6 +158,9 @@ class Broker:
         except BaseException:
             self.holders.remove(one.holder)
             raise
+        if one.holder not in self.holders:  # it ended while we waited for room
+            self.arbiter.end(one, State.RELEASED, "its holder has ended")
+            raise holders.Gone("its holder has ended")
         self.hold()
         try:
             self.log.lease(one)
@@ -160,7 +172,7 @@ class Broker:
 
     def hold(self) -> None:
         """Stay while there is a lease or something frozen."""
-        if self.table.leases or self.arbiter.standstills():
+        if self.table.leases or self.freezer.standing:
             if not self.log.started:
                 self._start_log()
             self._busy.hold()
@@ -266,9 +278,10 @@ class Broker:
             self._start_log()
 
     def _start_log(self) -> None:
-        frozen = [(one.target, sorted(one.causes) or [""]) for one in self.arbiter.standstills()]
+        causes = {one.target: sorted(one.causes) for one in self.arbiter.standstills()}
+        frozen = [(target, causes.get(target) or [""]) for target in self.freezer.standing]
         try:
-            self.log.start(self.table, frozen)
+            self.log.start(self.table, frozen, self.squeezer.limits.items())
             self.degraded = ""
         except OSError as error:
             self.degraded = f"the log cannot be written: {error.strerror}"

@@ -87,6 +87,10 @@ class Watcher:
             self._descriptors[what] = self._unit(what) if isinstance(what, str) else self._process(what)
         self._count[what] = self._count.get(what, 0) + 1
 
+    def __contains__(self, holder: Holder) -> bool:
+        """Whether it is watched, so that its end will be told."""
+        return holder.key is None or holder.key in self._descriptors
+
     def remove(self, holder: Holder) -> None:
         """One lease less."""
         what = holder.key

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from time import monotonic
 
-from syntrop.common import cgroup, journal, loop, paths
+from syntrop.common import cgroup, loop, paths
 from syntrop.inferenced import fdinfo, holders, targets
-from syntrop.inferenced.arbiter import FreezeError
 from syntrop.inferenced.lease import State
 
 TYPE_CHECKING = False
@@ -19,9 +18,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping
     from typing import Final
 
-    from syntrop.inferenced.freezer import Manager
     from syntrop.inferenced.gauges import Fill, Gauges
     from syntrop.inferenced.lease import Holder, Key, Lease
+    from syntrop.inferenced.squeeze import Squeezer
     from syntrop.inferenced.table import Table
 
 FRESH: Final = 0.1
@@ -29,17 +28,15 @@ FRESH: Final = 0.1
 LOOKS_MAX: Final = 256
 """Holders that are looked at for one request, largest leases first; of others the last look counts."""
 _PAGE: Final = 4096
-_MEMORY_HIGH: Final = "MemoryHigh"
-_UNLIMITED: Final = 2**64 - 1
 
 
 class Meter:
     """`reserve`: bytes of host memory that are never lent, to keep the host going."""
 
-    def __init__(self, gauges: Gauges, table: Table, manager: Manager, reserve: int) -> None:
+    def __init__(self, gauges: Gauges, table: Table, squeezer: Squeezer, reserve: int) -> None:
         self._gauges = gauges
         self._table = table
-        self._manager = manager
+        self._squeezer = squeezer
         self._reserve = reserve
         self._looked = 0.0
         self._usage: fdinfo.Usage | None = None
@@ -68,21 +65,7 @@ class Meter:
         return all(part.plane.startswith("cpu") for part in lease.slices) and _accounts(target)
 
     async def push_out(self, lease: Lease, size: int, seconds: float) -> None:
-        target = lease.holder.target
-        try:
-            if targets.is_group(target):
-                await loop.thread(cgroup.Group(target).reclaim, size)
-                return
-            group = cgroup.of_unit(target)
-            before = group.memory_high()
-            goal = max(0, group.memory_current() - size)
-            try:
-                await self._limit(target, goal, seconds)
-            finally:
-                # It stands still, so what was pushed out stays out; once it runs, the old limit is the right one.
-                await self._limit(target, _UNLIMITED if before is None else before, seconds)
-        except (cgroup.CgroupError, FreezeError) as error:
-            journal.notice(f"No memory could be taken from {target}: {error}")
+        await self._squeezer.push_out(lease.holder.target, size, seconds)
 
     # --- figures -----------------------------------------------------------------------------------------
 
@@ -199,10 +182,6 @@ class Meter:
         if not usage.complete(plane.slot):
             return None
         return usage.of(plane.slot, pids, host=plane.host is not None)
-
-    async def _limit(self, unit: str, size: int, seconds: float) -> None:
-        values = [unit, True, [(_MEMORY_HIGH, ("t", size))]]
-        await self._manager.call("SetUnitProperties", "sba(sv)", values, seconds)
 
 
 def _accounts(target: str) -> bool:

@@ -14,6 +14,9 @@ a full disk or a kill leaves it, did not happen.
 | `["end", ID]`                    | it ended                                                               |
 | `["freeze", TARGET, CAUSE]`      | before a target is frozen                                              |
 | `["thaw", TARGET]`               | after it was thawed                                                    |
+| `["loose", TARGET]`              | thawed after a kill; what was asked of the manager before may yet come |
+| `["limit", TARGET, BYTES]`       | before memory is pushed out of a unit: its own limit (null: none)      |
+| `["unlimit", TARGET]`            | after that limit was set again                                         |
 """
 
 from __future__ import annotations
@@ -26,8 +29,10 @@ from syntrop.inferenced.tier import Tier
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from typing import Any, Final
+    from collections.abc import Callable, Iterable
+    from typing import Any, Final, TypeVar
+
+    T = TypeVar("T")
 
 VERSION: Final = 1
 SLACK: Final = 4096
@@ -41,6 +46,10 @@ class Past:
         self.leases: dict[str, Lease] = {}
         self.frozen: dict[str, set[str]] = {}
         """Causes by target, in the order of freezing."""
+        self.loose: set[str] = set()
+        """Targets that were thawed after a kill, and should be looked at once more."""
+        self.limits: dict[str, int | None] = {}
+        """Units that are being squeezed, with the MemoryHigh= they had."""
 
     def apply(self, line: list[Any]) -> None:
         """Raises LookupError, TypeError or ValueError for what is no line of this log."""
@@ -50,21 +59,30 @@ class Past:
             self.leases[one.id] = one
         elif kind == "state":
             one = self.leases[line[1]]
-            one.state, one.deadline = State(line[2]), line[3]
+            one.state, one.deadline = State(line[2]), _seconds(line[3])
         elif kind == "size":
-            self.leases[line[1]].slices[0].size = int(line[2])
+            self.leases[line[1]].slices[0].size = _whole(line[2])
         elif kind == "end":
             del self.leases[line[1]]
         elif kind == "freeze":
-            self.frozen.setdefault(str(line[1]), set()).add(str(line[2]))
+            self.frozen.setdefault(_text(line[1]), set()).add(_text(line[2]))
         elif kind == "thaw":
-            self.frozen.pop(str(line[1]), None)
+            self.frozen.pop(_text(line[1]), None)
+            self.loose.discard(line[1])
+        elif kind == "loose":
+            self.frozen.pop(_text(line[1]), None)
+            self.loose.add(line[1])
+        elif kind == "limit":
+            self.limits[_text(line[1])] = None if line[2] is None else _whole(line[2])
+        elif kind == "unlimit":
+            self.limits.pop(_text(line[1]), None)
         else:
             raise ValueError(f"unknown line {kind!r}")
 
 
 def replay(path: str, boot: str) -> tuple[Past, int]:
-    """What the log tells, and how many of its lines made no sense. A log of another boot tells nothing."""
+    """What the log tells, and how many of its lines made no sense. A log of another boot tells nothing, nor does
+    one that does not say of which it is."""
     past, wrong = Past(), 0
     try:
         with open(path, "rb") as file:
@@ -73,17 +91,20 @@ def replay(path: str, boot: str) -> tuple[Past, int]:
         return past, 0
     lines = data.split(b"\n")
     lines.pop()  # what follows the last line end was never finished
-    for number, raw in enumerate(lines):
+    if not lines:
+        return past, 0
+    try:
+        head = json.loads(lines[0])
+    except (ValueError, RecursionError):
+        return past, len(lines)
+    if head != ["log", VERSION, boot]:
+        return past, 0 if isinstance(head, list) and head[:1] == ["log"] else len(lines)
+    for raw in lines[1:]:
+        if not raw:
+            continue  # the aftermath begins a line of its own
         try:
-            if not raw:
-                continue  # the aftermath begins a line of its own
-            line = json.loads(raw)
-            if number == 0:
-                if line != ["log", VERSION, boot]:
-                    return past, 0 if line[:1] == ["log"] else len(lines)
-                continue
-            past.apply(line)
-        except (LookupError, TypeError, ValueError, AttributeError):
+            past.apply(json.loads(raw))
+        except (LookupError, TypeError, ValueError, RecursionError):
             wrong += 1
     return past, wrong
 
@@ -101,11 +122,17 @@ class Log:
         self._size = 0
         self._fd = -1
 
-    def start(self, leases: Iterable[Lease], frozen: Iterable[tuple[str, Iterable[str]]]) -> None:
+    def start(
+        self,
+        leases: Iterable[Lease],
+        frozen: Iterable[tuple[str, Iterable[str]]],
+        limits: Iterable[tuple[str, int | None]] = (),
+    ) -> None:
         """Write anew what there is, and go on from there. Raises OSError; then the old log is still there."""
         lines: list[list[Any]] = [["log", VERSION, self._boot]]
         lines += [["lease", encode(one)] for one in leases]
         lines += [["freeze", target, cause] for target, causes in frozen for cause in causes]
+        lines += [["limit", target, size] for target, size in limits]
         data = b"".join(json.dumps(line, separators=(",", ":")).encode() + b"\n" for line in lines)
         os.makedirs(os.path.dirname(self._path), mode=0o700, exist_ok=True)
         beside = self._path + ".new"
@@ -115,6 +142,7 @@ class Log:
             os.rename(beside, self._path)
         except BaseException:
             os.close(fd)
+            os.unlink(beside)
             raise
         self.close()
         self._fd, self._lines, self._size = fd, len(lines), len(data)
@@ -152,6 +180,12 @@ class Log:
 
     def thaw(self, target: str) -> None:
         self._append(["thaw", target])
+
+    def limit(self, target: str, size: int | None) -> None:
+        self._append(["limit", target, size])
+
+    def unlimit(self, target: str) -> None:
+        self._append(["unlimit", target])
 
     def close(self) -> None:
         if self._fd >= 0:
@@ -202,15 +236,43 @@ def encode(one: Lease) -> dict[str, Any]:
 def decode(data: dict[str, Any]) -> Lease:
     """Raises LookupError, TypeError, ValueError."""
     return Lease(
-        id=str(data["id"]),
+        id=_text(data["id"]),
         tier=Tier(data["tier"]),
-        holder=Holder(int(data["uid"]), data["pid"], data["start"], data["unit"], str(data["target"])),
-        slices=tuple(Slice(str(p), str(m), int(size), str(role)) for p, m, size, role in data["slices"]),
-        order=int(data["order"]),
+        holder=Holder(
+            _whole(data["uid"]),
+            _maybe(data["pid"], _whole),
+            _maybe(data["start"], _whole),
+            _maybe(data["unit"], _text),
+            _text(data["target"]),
+        ),
+        slices=tuple(Slice(_text(p), _text(m), _whole(size), _text(role)) for p, m, size, role in data["slices"]),
+        order=_whole(data["order"]),
         state=State(data["state"]),
-        policy=data["policy"],
-        lifetime=data["lifetime"],
-        deadline=data["deadline"],
-        signal=data["signal"],
+        policy=_maybe(data["policy"], _text),
+        lifetime=_seconds(data["lifetime"]),
+        deadline=_seconds(data["deadline"]),
+        signal=_maybe(data["signal"], _text),
         bound=bool(data["bound"]),
     )
+
+
+def _maybe(value: Any, kind: Callable[[Any], T]) -> T | None:
+    return None if value is None else kind(value)
+
+
+def _whole(value: Any) -> int:
+    if type(value) is not int or value < 0:
+        raise ValueError(f"{value!r} is no number of ours")
+    return value
+
+
+def _seconds(value: Any) -> float | None:
+    if value is not None and (type(value) not in (int, float) or not 0 <= value < 1e12):
+        raise ValueError(f"{value!r} is no time of ours")
+    return value  # type: ignore[no-any-return]
+
+
+def _text(value: Any) -> str:
+    if type(value) is not str:
+        raise ValueError(f"{value!r} is no text")
+    return value
