@@ -612,7 +612,8 @@ async def stop(task: Task[Any]) -> None:
 
 
 class deadline:
-    """`with deadline(seconds):` raises TimeoutError in the block when it takes longer. None never fires."""
+    """`with deadline(seconds):` raises TimeoutError in the block when it takes longer. None never fires by itself;
+    another task may `expire()` it while the block runs."""
 
     __slots__ = ("_marker", "_seconds", "_task", "_timer")
 
@@ -628,8 +629,13 @@ class deadline:
         return self
 
     def _fire(self) -> None:
-        self._marker = Cancelled()
-        self._task._interrupt(self._marker)
+        if self._marker is None:
+            self._marker = Cancelled()
+            self._task._interrupt(self._marker)
+
+    def expire(self) -> None:
+        """The time is up already. Only from another task, and while the block runs."""
+        self._fire()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -639,7 +645,8 @@ class deadline:
         if self._marker is None:
             return
         if error is self._marker:
-            raise TimeoutError(f"not done within {self._seconds:g} s") from None
+            took = "in time" if self._seconds is None else f"within {self._seconds:g} s"
+            raise TimeoutError(f"not done {took}") from None
         self._task._withdraw(self._marker)
 
 

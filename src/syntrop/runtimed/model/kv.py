@@ -154,6 +154,11 @@ class Pool:
         """Bytes that blocks can have at most, beside the weights that are loaded."""
         return self.budget.limit - self.budget.weights
 
+    @property
+    def token_bytes(self) -> int:
+        """Bytes that a token takes, rounded up."""
+        return -(-self.block_bytes // BLOCK)
+
     def cost(self, tokens: int) -> int:
         """Bytes that so many tokens of one sequence take."""
         return blocks_of(tokens) * self.block_bytes
