@@ -88,10 +88,12 @@ class Daemon:
         self.started = monotonic()
         self.stopping = False
         self._endpoints: list[tuple[str, str, int, Connect]] = []
+        self._on_drain: list[Callable[[], None]] = []
         self._on_stop: list[Callable[[], Coroutine[Any, Any, None]]] = []
         self._on_reload: list[Callable[[], None]] = []
         self._holds = 0
         self._touched = self.started
+        self._stirred = loop.Event()  # something happened that may have been the last to hold the daemon
         self._connections: dict[Connection, tuple[loop.Task[None], float]] = {}
         self._listeners: list[tuple[Listener, Connect]] = []
         self._acceptors: list[loop.Task[None]] = []
@@ -131,6 +133,11 @@ class Daemon:
         """Something that must not be lost by exiting: a stream, a lease, an undo journal."""
         return Busy(self)
 
+    def on_drain(self, function: Callable[[], None]) -> None:
+        """Run when the daemon begins to stop, before its connections are waited for: to end calls that would not
+        end by themselves. Calls that have arrived already may still begin after it."""
+        self._on_drain.append(function)
+
     def on_stop(self, function: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Run before the process exits, idle or stopped; last registered first."""
         self._on_stop.append(function)
@@ -142,6 +149,7 @@ class Daemon:
     def touch(self) -> None:
         """Note activity: the idle time starts again."""
         self._touched = monotonic()
+        self._stirred.set()
 
     def connections(self) -> int:
         return len(self._connections)
@@ -163,6 +171,11 @@ class Daemon:
         notify.stopping("Stopping" if self._end.asked else "Idle")
         await loop.stop(idle)
         self._ignore()
+        for begin in self._on_drain:
+            try:
+                begin()
+            except Exception as error:
+                journal.exception("A step of stopping failed", error)
         await self._drain()
         for function in reversed(self._on_stop):
             try:
@@ -194,8 +207,7 @@ class Daemon:
 
     def _listen(self) -> None:
         self._acceptors = [
-            loop.spawn(self._accept(one, connect), f"accept {one.address}")
-            for one, connect in self._listeners
+            loop.spawn(self._accept(one, connect), f"accept {one.address}") for one, connect in self._listeners
         ]
 
     def _ignore(self) -> None:
@@ -236,14 +248,17 @@ class Daemon:
             self._connections.pop(connection, None)
             self.touch()
 
-    def _holding(self) -> bool:
+    def _held(self) -> float | None:
+        """Seconds for which the daemon is kept, 0 if by nothing; None: until something is told of by touch()."""
         if self._holds:
-            return True
-        now = monotonic()
+            return None
+        now, grace = monotonic(), 0.0
         for connection, (_, since) in self._connections.items():
-            if not connection.idle or (not connection.served and now - since < FRESH_GRACE):
-                return True
-        return False
+            if not connection.idle:
+                return None
+            if not connection.served:
+                grace = max(grace, since + FRESH_GRACE - now)
+        return grace
 
     async def _exit_when_idle(self) -> None:
         limit = self.settings.idle_exit_sec
@@ -254,10 +269,16 @@ class Daemon:
             if left > 0:
                 await loop.sleep(left)
                 continue
-            if self._holding():
-                # A long stream, or a caller's grace: looked at again after a whole idle time, at most 10 s, so
-                # that it costs next to no wake-ups. What ends meanwhile touches the clock itself.
-                await loop.sleep(min(max(limit, 0.05), 10.0))
+            held = self._held()
+            if held is None or held > 0:
+                # A long stream, a lease, or a new caller's grace. Whatever ends touches the clock, so nobody looks
+                # again and again: a daemon that is held costs no wake-ups.
+                self._stirred.clear()
+                try:
+                    with loop.deadline(held):
+                        await self._stirred.wait()
+                except TimeoutError:
+                    pass
                 continue
             self._ignore()
             if self._accept_last():
@@ -351,9 +372,7 @@ def _addresses(listen: Sequence[str], endpoints: Sequence[str]) -> dict[str, lis
     return result
 
 
-async def _main(
-    daemon: Daemon, build: Callable[[Daemon], None], passed: Sequence[Listener] | None
-) -> None:
+async def _main(daemon: Daemon, build: Callable[[Daemon], None], passed: Sequence[Listener] | None) -> None:
     build(daemon)
     await daemon.run(passed)
 

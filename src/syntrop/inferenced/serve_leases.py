@@ -241,6 +241,7 @@ class Leases:
             "capacity": broker.table.capacity(memory),
             "booked": broker.table.booked(memory),
             "resident": None if lease.state is not State.FROZEN or None in residents else residents,
+            "asked": broker.watchers.asked(lease),
             "frozen_for": [
                 cause
                 for standstill in broker.arbiter.standstills()
@@ -266,7 +267,10 @@ class Leases:
         try:
             await call.send({})
             while True:
-                await call.send({"event": await watcher.queue.get()})
+                event = await watcher.queue.get()
+                if event is None:
+                    return {}
+                await call.send({"event": event})
                 if watcher.overrun and not len(watcher.queue):
                     raise VarlinkError(
                         INTERFACE + "QuotaExceeded", resource="events", requested=BEHIND_MAX + 1, limit=BEHIND_MAX

@@ -20,6 +20,7 @@ class Office:
         self._daemon = daemon
         self._making: loop.Task[Broker] | None = None
         self.broker: Broker | None = None
+        daemon.on_drain(self._end_watches)
         daemon.on_stop(self._stop)
         if os.path.exists(paths.run("syntrop", "inferenced", "leases.log")):
             # Whoever was frozen or leased before a restart does not wait for the next caller.
@@ -43,6 +44,10 @@ class Office:
             self._making = None
         self.broker = broker
         return broker
+
+    def _end_watches(self) -> None:
+        if self.broker is not None:
+            self.broker.watchers.end()
 
     async def _stop(self) -> None:
         if self.broker is not None:

@@ -26,6 +26,9 @@ BEHIND_MAX: Final = 1024
 SIGNALS: Final = ("SIGUSR1", "SIGUSR2", "SIGHUP", "SIGWINCH", "SIGCONT", "SIGTERM")
 """Signals that a lease may name. None that could not be meant as a question."""
 
+_ANSWERS: Final = frozenset(("spared", "yielded", "released", "revoked", "expired"))
+"""Events after which a holder is no longer asked for memory."""
+
 
 class Watcher:
     """One who watches: events of one lease, or of all that `sees` allows. `overrun` once it was too slow."""
@@ -37,7 +40,8 @@ class Watcher:
         self.pid = pid
         self.unit = unit
         self.sees = sees
-        self.queue: loop.Queue[Event] = loop.Queue(BEHIND_MAX)
+        self.queue: loop.Queue[Event | None] = loop.Queue(BEHIND_MAX)
+        """None at the end, when the daemon stops."""
         self.overrun = False
 
     def holds(self, lease: Lease) -> bool:
@@ -56,6 +60,8 @@ class Watchers:
     def __init__(self, manager: Manager) -> None:
         self._manager = manager
         self._all: set[Watcher] = set()
+        self._asked: dict[str, int] = {}  # bytes that leases are asked to shrink to
+        self._ended = False
 
     def __len__(self) -> int:
         return len(self._all)
@@ -65,6 +71,18 @@ class Watchers:
 
     def add(self, watcher: Watcher) -> None:
         self._all.add(watcher)
+        if self._ended:
+            self.end()
+
+    def end(self) -> None:
+        """The daemon stops: who watches gets what has happened, and a last reply."""
+        self._ended = True
+        for watcher in list(self._all):
+            self._put(watcher, None)
+
+    def asked(self, lease: Lease) -> int | None:
+        """Bytes that the holder was asked to shrink to, and has not."""
+        return self._asked.get(lease.id)
 
     def remove(self, watcher: Watcher) -> None:
         self._all.discard(watcher)
@@ -78,6 +96,8 @@ class Watchers:
         deadline_ms: int | None = None,
     ) -> None:
         """Tell everybody whom it concerns."""
+        if kind in _ANSWERS or (kind == "resized" and lease.size <= self._asked.get(lease.id, 0)):
+            self._asked.pop(lease.id, None)
         if not self._all:
             return
         event: Event = {
@@ -90,11 +110,14 @@ class Watchers:
         for watcher in list(self._all):
             if watcher.lease_id not in (None, lease.id) or not watcher.sees(lease):
                 continue
-            try:
-                watcher.queue.put_nowait(event)
-            except loop.QueueFull:
-                watcher.overrun = True
-                self._all.discard(watcher)
+            self._put(watcher, event)
+
+    def _put(self, watcher: Watcher, event: Event | None) -> None:
+        try:
+            watcher.queue.put_nowait(event)
+        except loop.QueueFull:
+            watcher.overrun = True
+            self._all.discard(watcher)
 
     # --- arbiter.Asker -----------------------------------------------------------------------------------
 
@@ -102,6 +125,7 @@ class Watchers:
         return lease.signal is not None or any(watcher.holds(lease) for watcher in self._all)
 
     def ask(self, lease: Lease, size: int, deadline_ms: int | None, reason: str) -> None:
+        self._asked[lease.id] = size
         self.tell("yield_requested", lease, reason, size, deadline_ms)
         if lease.signal is not None:
             loop.spawn(self._signal(lease, lease.signal), f"ask the holder of {lease.id}", eager=True)
