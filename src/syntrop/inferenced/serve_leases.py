@@ -6,27 +6,26 @@ from __future__ import annotations
 import os
 from time import monotonic
 
-from syntrop.common import authority, journal, paths
+from syntrop.common import authority, paths
 from syntrop.common.varlink.errors import VarlinkError
 from syntrop.inferenced import holders, placement
-from syntrop.inferenced.arbiter import Busy, FreezeError
+from syntrop.inferenced.admission import INTERFACE, admit, barred, fresh_id, grant, infos, invalid, refuse, unit_of
+from syntrop.inferenced.arbiter import FreezeError
 from syntrop.inferenced.choice import choose, place
-from syntrop.inferenced.lease import Holder, Lease, NoRoom, NoSuchLease, OverQuota, Slice, State, WrongState
+from syntrop.inferenced.lease import Holder, Lease, NoRoom, NoSuchLease, Slice, State, WrongState
 from syntrop.inferenced.tier import NAMES, SPELLED, Tier
 from syntrop.inferenced.watch import BEHIND_MAX, SIGNALS, Watcher
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable
     from typing import Any, NoReturn
 
     from syntrop.common.varlink.server import Call
     from syntrop.inferenced.broker import Broker
 
-INTERFACE = "io.syntrop.Inference1."
 SIZE_MAX = 1 << 60  # bytes: beyond it sums could not be told from mistakes
 WAIT_MAX = 24 * 3600 * 1000  # milliseconds
-ANCESTORS_MAX = 64
 
 
 class Leases:
@@ -58,11 +57,11 @@ class Leases:
             raise invalid("yield_signal")
         holder = await self._holder(call, unit, pid, allowInteractiveAuthentication)
         broker = await self._ready()
-        self._admit(broker, tier, call.peer.uid, size)
+        admit(broker, tier, call.peer.uid, size)
         name = await choose(broker, tier, size, plane)
         part = Slice(name, broker.topology.memory(name), size)
         lease = Lease(
-            _fresh_id(),
+            fresh_id(),
             tier,
             holder,
             (part,),
@@ -71,7 +70,9 @@ class Leases:
             signal=yield_signal,
             bound=bool(bind_connection),
         )
-        await self._grant(broker, call, lease, wait)
+        await grant(broker, lease, wait, call.peer.pid)
+        if lease.bound:
+            call.connection.when_closed(lambda: _end_bound(broker, lease))
         return {"lease_id": lease.id, "plane_id": name, "allocated_memory": size}
 
     async def AcquireCompositeLease(
@@ -98,11 +99,11 @@ class Leases:
         wait = _milliseconds("wait_ms", wait_ms, 0, WAIT_MAX)
         holder = await self._holder(call, unit, pid, allowInteractiveAuthentication)
         broker = await self._ready()
-        self._admit(broker, tier, call.peer.uid, sum(part.size for part in parts))
+        admit(broker, tier, call.peer.uid, sum(part.size for part in parts))
         where = await place(broker, tier, parts, chosen)
         topology = broker.topology
         lease = Lease(
-            _fresh_id(),
+            fresh_id(),
             tier,
             holder,
             tuple(
@@ -112,7 +113,7 @@ class Leases:
             0,
             policy=chosen,
         )
-        await self._grant(broker, call, lease, wait)
+        await grant(broker, lease, wait, call.peer.pid)
         granted = []
         for part in lease.slices:
             plane = topology.planes[part.plane]
@@ -139,11 +140,11 @@ class Leases:
         if len(lease.slices) != 1:
             raise invalid("lease_id")  # a gang stands and falls as it is
         if size > lease.size:
-            self._admit(broker, lease.tier, call.peer.uid, size - lease.size, leases=0)
+            admit(broker, lease.tier, call.peer.uid, size - lease.size, leases=0)
         try:
-            await broker.arbiter.resize(lease, size, lambda: _barred(lease.holder))
+            await broker.arbiter.resize(lease, size, lambda: barred(lease.holder))
         except NoRoom as error:
-            _refuse(error)
+            refuse(error)
         except WrongState:
             raise VarlinkError(
                 INTERFACE + "LeaseStandsStill", lease_id=lease_id, state=lease.state.value
@@ -194,7 +195,7 @@ class Leases:
     ) -> dict[str, Any]:
         broker, lease = await self._any(call, lease_id, authority.FREEZE, allowInteractiveAuthentication)
         try:
-            if lease.holder.target in _barred(Holder(call.peer.uid, call.peer.pid)):
+            if lease.holder.target in barred(Holder(call.peer.uid, call.peer.pid)):
                 raise FreezeError("the caller is among these processes", lease.holder.target)
             await broker.arbiter.freeze(lease)
         except FreezeError as error:
@@ -211,7 +212,7 @@ class Leases:
         try:
             await broker.arbiter.thaw(lease)
         except NoRoom as error:
-            _refuse(error)
+            refuse(error)
         except WrongState:
             pass  # it runs, which is what was asked for
         return {}
@@ -261,7 +262,7 @@ class Leases:
             broker = await self._ready()
             every = await self._holds(call, authority.FOREIGN, allowInteractiveAuthentication)
         uid = call.peer.uid
-        unit = _unit_of(call.peer.pid)
+        unit = unit_of(call.peer.pid)
         watcher = Watcher(lease_id, call.peer.pid, unit, lambda one: every or one.holder.uid == uid)
         broker.watchers.add(watcher)
         try:
@@ -296,7 +297,7 @@ class Leases:
             raise invalid("unit")
         try:
             if unit is not None:
-                if unit != _unit_of(peer.pid):
+                if unit != unit_of(peer.pid):
                     about = {"unit": unit[:256]}
                     await authority.authorize(call, authority.FOREIGN, interactive=interactive, details=about)
                 return holders.of_unit(peer.uid, unit)
@@ -315,53 +316,6 @@ class Leases:
             return broker.known(peer.uid, found[0], found[1])
         except (holders.Gone, FileNotFoundError):
             raise invalid("unit" if unit is not None else "pid") from None
-
-    def _admit(self, broker: Broker, tier: Tier, uid: int, size: int, *, leases: int = 1) -> None:
-        """Raises what forbids more leases at all: pressure, quotas."""
-        settings = broker.settings
-        if tier is not Tier.EMERGENCY:
-            level = broker.pressing.level()
-            if level == "critical":
-                raise VarlinkError(INTERFACE + "PressureCritical", level=level)
-        if leases and len(broker.table.leases) >= settings.leases_max:
-            raise VarlinkError(
-                INTERFACE + "QuotaExceeded",
-                resource="leases",
-                requested=len(broker.table.leases) + 1,
-                limit=settings.leases_max,
-            )
-        if uid not in (0, os.geteuid()):
-            try:
-                broker.table.check_quota(
-                    uid, size, settings.leases_max_per_uid + 1 - leases, settings.bytes_max_per_uid
-                )
-            except OverQuota as error:
-                raise VarlinkError(
-                    INTERFACE + "QuotaExceeded",
-                    resource=error.resource,
-                    requested=error.requested,
-                    limit=error.limit,
-                ) from None
-
-    async def _grant(self, broker: Broker, call: Call, lease: Lease, wait: float) -> None:
-        try:
-            await broker.grant(lease, wait, lambda: _barred(lease.holder) | _barred(Holder(0, call.peer.pid)))
-        except NoRoom as error:
-            _refuse(error)
-        except holders.Gone:
-            raise invalid("unit" if lease.holder.unit is not None else "pid") from None
-        except Busy:
-            limit = broker.settings.waiting_max
-            raise VarlinkError(
-                INTERFACE + "QuotaExceeded", resource="requests", requested=limit + 1, limit=limit
-            ) from None
-        except OSError as error:
-            journal.error(f"Lease {lease.id} was taken back: {error.strerror}")
-            raise VarlinkError(
-                INTERFACE + "QuotaExceeded", resource=f"records ({error.strerror})", requested=1, limit=0
-            ) from None
-        if lease.bound:
-            call.connection.when_closed(lambda: _end_bound(broker, lease))
 
     async def _own(self, call: Call, lease_id: str, interactive: bool | None) -> tuple[Broker, Lease]:
         """A lease that is the caller's, or that the caller may act on all the same."""
@@ -406,36 +360,6 @@ class Leases:
         )
 
 
-def infos(lease: Lease) -> Sequence[dict[str, Any]]:
-    """`LeaseInfo` of a lease: one for each of its slices."""
-    return [
-        {
-            "id": lease.id,
-            "plane_id": part.plane,
-            "allocated_memory": part.size,
-            "priority": SPELLED[lease.tier],
-            "state": lease.state.value,
-            "client_unit": lease.holder.unit,
-            "client_pid": lease.holder.pid,
-        }
-        for part in lease.slices
-    ]
-
-
-def invalid(parameter: str) -> VarlinkError:
-    return VarlinkError(INTERFACE + "InvalidParameter", parameter=parameter)
-
-
-def _refuse(error: NoRoom) -> NoReturn:
-    raise VarlinkError(
-        INTERFACE + "ResourceExhaustion",
-        plane=error.plane,
-        requested=error.requested,
-        available=error.available,
-        holders=[info for one in error.holders for info in infos(one)],
-    ) from None
-
-
 def _end_bound(broker: Broker, lease: Lease) -> None:
     if lease.id in broker.table.leases:
         broker.arbiter.end(lease, State.RELEASED, "its connection has ended")
@@ -454,41 +378,3 @@ def _milliseconds(parameter: str, value: int | None, least: int, most: int) -> f
     if not least <= value <= most:
         raise invalid(parameter)
     return value / 1000
-
-
-def _fresh_id() -> str:
-    return "l-" + os.urandom(8).hex()
-
-
-def _unit_of(pid: int) -> str:
-    from syntrop.common import cgroup
-
-    try:
-        return cgroup.of_pid(pid).unit() or "" if pid > 0 else ""
-    except cgroup.CgroupError:
-        return ""
-
-
-def _barred(holder: Holder) -> frozenset[str]:
-    """Targets that hold a process or one of its ancestors: to freeze them would stop whoever waits for it."""
-    found = set()
-    if holder.target:
-        found.add(holder.target)
-    pid = holder.pid or 0
-    for _ in range(ANCESTORS_MAX):
-        if pid <= 0:
-            break
-        unit = _unit_of(pid)
-        if unit:
-            found.add(unit)
-        pid = _parent(pid)
-    return frozenset(found)
-
-
-def _parent(pid: int) -> int:
-    try:
-        with open(paths.proc(str(pid), "stat"), "rb") as file:
-            line = file.read()
-        return int(line[line.rindex(b")") + 2 :].split()[1])
-    except (OSError, ValueError, IndexError):
-        return 0
