@@ -52,7 +52,7 @@ def admit(broker: Broker, tier: Tier, uid: int, size: int, *, leases: int = 1) -
 
 
 async def grant(broker: Broker, lease: Lease, wait: float, requester: int) -> None:
-    """Grant a lease that process `requester` asks for within `wait` seconds. Refusals are as the interface has them."""
+    """Grant a lease that process `requester` asks for, within `wait` seconds. Raises VarlinkError."""
     try:
         await broker.grant(lease, wait, lambda: barred(lease.holder) | barred(Holder(0, requester)))
     except NoRoom as error:
