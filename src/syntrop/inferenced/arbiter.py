@@ -120,6 +120,7 @@ class Arbiter:
         self._causes: set[str] = set()  # of those who were granted nothing
         self._moving: set[str] = set()  # targets that are being frozen or thawed right now
         self._waiting: set[loop.Event] = set()
+        self._closed = False
         self._settling: loop.Task[None] | None = None
         self._unsettled = False
         self._thaw_claims: dict[str, Claim] = {}
@@ -156,7 +157,7 @@ class Arbiter:
                     refusal = error
                 else:
                     continue
-                if not await self._changed(patience):
+                if self._closed or not await self._changed(patience):
                     raise refusal
         finally:
             # Also when the caller hung up in between: then the lease never came to be, and nobody stands still
@@ -301,6 +302,11 @@ class Arbiter:
     def standstills(self) -> list[Standstill]:
         """What is frozen, in the order of freezing."""
         return list(self._frozen.values())
+
+    def close(self) -> None:
+        """The daemon stops: nobody waits for room any more."""
+        self._closed = True
+        self._wake()
 
     def wake(self) -> None:
         """Something changed outside, such as a plane's memory: let those who wait look again."""

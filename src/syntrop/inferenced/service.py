@@ -48,6 +48,7 @@ class Office:
     def _end_watches(self) -> None:
         if self.broker is not None:
             self.broker.watchers.end()
+            self.broker.arbiter.close()
 
     async def _stop(self) -> None:
         if self.broker is not None:
