@@ -8,6 +8,7 @@ reports that they do not use is lent. What a refused or abandoned request has be
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from time import monotonic
 
 from syntrop.common import journal, loop
@@ -249,7 +250,12 @@ class Arbiter:
             raise WrongState(lease, State.ACTIVE)
         if not self.table.can_thaw(standstill.held()):
             part = lease.slices[0]
-            raise NoRoom(part.memory, part.size, self.table.room(part.memory), self.table.holders(part.memory))
+            raise NoRoom(
+                part.memory,
+                part.size,
+                self.table.room(part.memory),
+                partial(self.table.holders, part.memory),
+            )
         standstill.causes.clear()
         await self._thaw(standstill, "an operator asked for it")
 
@@ -396,7 +402,7 @@ class Arbiter:
         for plane, missing in short.items():
             if missing > 0:
                 size = claim.needs[plane]
-                raise NoRoom(plane, size, size - missing, self.table.holders(plane))
+                raise NoRoom(plane, size, size - missing, partial(self.table.holders, plane))
 
     async def _freeze(self, target: str, cause: str, reason: str) -> None:
         """Freeze a target and book what its leases then really use."""

@@ -177,7 +177,7 @@ class Broker:
                 self._start_log()
             self._busy.hold()
             self.pressing.watch()
-            if any(self.topology.planes[part.plane].device for one in self.table for part in one.slices):
+            if any(plane.device and self.table.occupied(name) for name, plane in self.topology.planes.items()):
                 self._watch_devices()
         else:
             self._busy.release()
@@ -262,12 +262,13 @@ class Broker:
                 self.log.state(one)
         except OSError as error:
             # The table is right; a restart would not know of this. The next compaction sets it right.
-            self.degraded = f"the log cannot be written: {error.strerror}"
-            journal.error(f"{aftermath.path()}: {error.strerror}")
+            self._unwritten(error)
         if one.state in ENDS:
             self.holders.remove(one.holder)
             self.meter.forget(one.id)
             loop.call_soon(self.hold)
+        elif kind != "granted":
+            self.meter.changed(one)
         if kind == "thawed" and one.lifetime is not None:
             loop.call_soon(self.plan_expiry)
         if kind == "resized":
@@ -275,17 +276,35 @@ class Broker:
         elif kind != "yield_requested":  # told with its numbers by whoever asks
             self.watchers.tell(kind, one, reason)
         if self.log.grown(len(self.table.leases)):
-            self._start_log()
+            self._compact(begin=True)
 
     def _start_log(self) -> None:
-        causes = {one.target: sorted(one.causes) for one in self.arbiter.standstills()}
-        frozen = [(target, causes.get(target) or [""]) for target in self.freezer.standing]
         try:
-            self.log.start(self.table, frozen, self.squeezer.limits.items())
+            self.log.start(self.table, self._standing(), self.squeezer.limits.items())
             self.degraded = ""
         except OSError as error:
-            self.degraded = f"the log cannot be written: {error.strerror}"
-            journal.error(f"{aftermath.path()}: {error.strerror}")
+            self._unwritten(error)
+
+    def _compact(self, *, begin: bool = False) -> None:
+        """Write the log anew, some leases a turn: nobody waits for ten thousand."""
+        try:
+            if begin:
+                self.log.begin(self.table, self._standing(), self.squeezer.limits.items())
+            if not self.log.go_on():
+                loop.call_soon(self._compact)
+            else:
+                self.degraded = ""
+        except OSError as error:
+            self._unwritten(error)
+
+    def _standing(self) -> list[tuple[str, list[str]]]:
+        """What is frozen, in the order of freezing, each with its causes."""
+        causes = {one.target: sorted(one.causes) for one in self.arbiter.standstills()}
+        return [(target, causes.get(target) or [""]) for target in self.freezer.standing]
+
+    def _unwritten(self, error: OSError) -> None:
+        self.degraded = f"the log cannot be written: {error.strerror}"
+        journal.error(f"{aftermath.path()}: {error.strerror}")
 
     def _holder_gone(self, key: Key) -> None:
         what = f"unit {key}" if isinstance(key, str) else f"process {key[0]}"

@@ -50,7 +50,7 @@ class Governing:
         now = monotonic()
         next_look: float | None = None
         for plane, fill in fills.items():
-            if fill.used is None or not fill.total or plane not in self._planes():
+            if fill.used is None or not fill.total or not self._table.lent(plane):
                 continue
             governor = self._governors.setdefault(plane, Governor(self.marks))
             high = fill.used >= self.marks.high * fill.total or governor.spilling
@@ -86,23 +86,17 @@ class Governing:
         self._timer = None
         self._look()
 
-    def _planes(self) -> set[str]:
-        return {part.memory for lease in self._table for part in lease.slices}
-
     def _on(self, plane: str) -> list[Lease]:
         return [one for one in self._table if any(part.memory == plane for part in one.slices)]
 
     def _occupants(self, plane: str) -> list[Occupant]:
         """Leases that could give some memory: gangs only as a whole, so not at all."""
-        return [
-            Occupant(lease.id, lease.size, self._is_idle(lease))
-            for lease in self._on(plane)
-            if lease.state is State.ACTIVE and len(lease.slices) == 1
-        ]
+        there = [one for one in self._on(plane) if one.state is State.ACTIVE and len(one.slices) == 1]
+        idle = {key: self._is_idle(key) for key in {one.holder.key for one in there}}
+        return [Occupant(one.id, one.size, idle[one.holder.key]) for one in there]
 
-    def _is_idle(self, lease: Lease) -> bool:
-        """Whether its holder has used no processor since it was last looked at."""
-        key = lease.holder.key
+    def _is_idle(self, key: Key | None) -> bool:
+        """Whether a holder has used no processor since it was last looked at."""
         if key is None:
             return False
         worked = _processor_time(key)

@@ -25,7 +25,7 @@ from syntrop.inferenced.tier import Tier
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from typing import Final
 
     Key = tuple[int, int] | str
@@ -64,14 +64,24 @@ class NoSuchLease(LeaseError):
 
 
 class NoRoom(LeaseError):
-    """`requested` bytes of `plane` where `available` can be had; `holders` are those in the way."""
+    """`requested` bytes of `plane` where `available` can be had.
 
-    def __init__(self, plane: str, requested: int, available: int, holders: Sequence[Lease] = ()) -> None:
+    Most refusals are met by preempting or waiting: who stands in the way is looked up when it is to be told.
+    """
+
+    def __init__(
+        self, plane: str, requested: int, available: int, holders: Callable[[], Sequence[Lease]] = tuple
+    ) -> None:
         super().__init__(f"{requested} bytes of {plane}, of which {available} can be had")
         self.plane = plane
         self.requested = requested
         self.available = max(0, available)
-        self.holders = tuple(holders)
+        self._holders = holders
+
+    @property
+    def holders(self) -> tuple[Lease, ...]:
+        """Leases in the way, as of now."""
+        return tuple(self._holders())
 
 
 class OverQuota(LeaseError):

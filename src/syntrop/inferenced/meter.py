@@ -7,11 +7,12 @@ every request would be slow: they are looked at only when the room that is known
 
 from __future__ import annotations
 
+from heapq import nlargest
 from time import monotonic
 
 from syntrop.common import cgroup, loop, paths
 from syntrop.inferenced import fdinfo, holders, targets
-from syntrop.inferenced.lease import State
+from syntrop.inferenced.lease import Holder, State
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from typing import Final
 
     from syntrop.inferenced.gauges import Fill, Gauges
-    from syntrop.inferenced.lease import Holder, Key, Lease
+    from syntrop.inferenced.lease import Key, Lease
     from syntrop.inferenced.squeeze import Squeezer
     from syntrop.inferenced.table import Table
 
@@ -41,6 +42,9 @@ class Meter:
         self._looked = 0.0
         self._usage: fdinfo.Usage | None = None
         self._use: dict[str, list[int | None]] = {}  # bytes in use by slice, of leases as they were last looked at
+        self._own: dict[str, int] = {}  # of them, by plane of memory, what counts as ours
+        self._counted: dict[str, tuple[tuple[str, int], ...]] = {}  # by lease, its part in that
+        self._members: dict[Key, frozenset[int]] = {}  # processes of units, as they were last looked at
         self.observe: Callable[[Mapping[str, Fill]], None] | None = None
         """Told of each new sample."""
         self.closed: frozenset[str] = frozenset()
@@ -86,7 +90,7 @@ class Meter:
 
     def fills(self) -> dict[str, Fill]:
         """How full each plane is, as of the last sample."""
-        own = self._own()
+        own = self._own
         pids = self._pids() if self._usage is not None else frozenset()
         return {
             name: self._gauges.fill(plane, self._usage, pids, own.get(plane.host or name, 0))
@@ -107,6 +111,12 @@ class Meter:
     def forget(self, lease_id: str) -> None:
         """The lease has ended."""
         self._use.pop(lease_id, None)
+        self._discount(lease_id)
+
+    def changed(self, lease: Lease) -> None:
+        """It has another state or size."""
+        if lease.id in self._use:
+            self._count(lease)
 
     # --- inside ------------------------------------------------------------------------------------------
 
@@ -115,37 +125,57 @@ class Meter:
         self._gauges.look()
         self._looked = monotonic()
 
-    def _own(self) -> dict[str, int]:
-        """Bytes by plane of memory that our leases' holders use within what they were granted."""
-        own: dict[str, int] = {}
-        for lease_id, used in self._use.items():
-            lease = self._table.leases.get(lease_id)
-            if lease is not None and lease.state is not State.PREEMPTED:
-                for part, size in zip(lease.slices, used, strict=True):
-                    own[part.memory] = own.get(part.memory, 0) + min(part.size, size or 0)
-        return own
+    def _count(self, lease: Lease) -> None:
+        """Keep the sums of what holders use within what they were granted."""
+        self._discount(lease.id)
+        if lease.state is not State.PREEMPTED:
+            counted = [
+                (part.memory, min(part.size, size))
+                for part, size in zip(lease.slices, self._use[lease.id], strict=True)
+                if size
+            ]
+            if counted:
+                self._counted[lease.id] = tuple(counted)
+                for memory, size in counted:
+                    self._own[memory] = self._own.get(memory, 0) + size
+
+    def _discount(self, lease_id: str) -> None:
+        for memory, size in self._counted.pop(lease_id, ()):
+            self._own[memory] -= size
 
     def _pids(self) -> frozenset[int]:
+        """Processes of our holders; of units, as of the last look at them."""
         found: set[int] = set()
-        for holder in {lease.holder.key: lease.holder for lease in self._table}.values():
-            found.update(holders.pids(holder))
+        for key in self._table.holding():
+            if isinstance(key, tuple):
+                found.add(key[0])
+            else:
+                found |= self._members.get(key, frozenset())
         return frozenset(found)
 
     async def _look_at_holders(self, planes: set[str]) -> None:
-        wanted: dict[Key | None, tuple[Holder, set[str]]] = {}
-        there = [one for one in self._table if any(part.memory in planes for part in one.slices)]
-        for one in sorted(there, key=lambda one: -one.size):
+        largest: dict[Key, int] = {}
+        wanted: dict[Key, tuple[Holder, set[str]]] = {}
+        for one in self._table:
             key = one.holder.key
-            if key in wanted or len(wanted) < LOOKS_MAX:
-                wanted.setdefault(key, (one.holder, set()))[1].update(part.plane for part in one.slices)
-        used = await loop.thread(self._measure, list(wanted.values()))
-        for key in wanted:
+            if key is None:
+                continue
+            for part in one.slices:
+                if part.memory in planes:
+                    size = one.size
+                    if size > largest.get(key, -1):
+                        largest[key] = size
+                    wanted.setdefault(key, (one.holder, set()))[1].add(part.plane)
+        looked = nlargest(LOOKS_MAX, largest, key=largest.__getitem__) if len(largest) > LOOKS_MAX else largest
+        used = await loop.thread(self._measure, [wanted[key] for key in looked])
+        for key in looked:
             self._deal_out(key, used)
         topology = self._gauges.topology
         if any(
             plane.device is not None and (plane.host or name) in planes for name, plane in topology.planes.items()
         ):
-            self._usage = await loop.thread(fdinfo.usage)
+            units = [key for key in self._table.holding() if isinstance(key, str)]
+            self._usage, self._members = await loop.thread(_processes, units)
 
     def _measure(self, wanted: Collection[tuple[Holder, set[str]]]) -> dict[tuple[object, str], int | None]:
         """Bytes in use by holder and plane. In a worker thread: it looks at nothing but the kernel's files."""
@@ -163,6 +193,7 @@ class Meter:
                     left[part.plane] = rest - taken
                 found.append(taken)
             self._use[one.id] = found
+            self._count(one)
 
     def _in_use(self, holder: Holder, name: str) -> int | None:
         """Bytes of a plane that a holder's processes use; None where the kernel does not tell."""
@@ -182,6 +213,11 @@ class Meter:
         if not usage.complete(plane.slot):
             return None
         return usage.of(plane.slot, pids, host=plane.host is not None)
+
+
+def _processes(units: Iterable[str]) -> tuple[fdinfo.Usage, dict[Key, frozenset[int]]]:
+    """What processes use of devices, and which of them are those of units. In a worker thread."""
+    return fdinfo.usage(), {unit: frozenset(holders.pids(Holder(0, unit=unit))) for unit in units}
 
 
 def _accounts(target: str) -> bool:

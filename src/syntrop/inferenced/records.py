@@ -29,7 +29,7 @@ from syntrop.inferenced.tier import Tier
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
     from typing import Any, Final, TypeVar
 
     T = TypeVar("T")
@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 VERSION: Final = 1
 SLACK: Final = 4096
 """Lines that may be in the log beyond four for each lease before it is compacted."""
+STEP: Final = 64
+"""Leases that are written in one step of a compaction, which others' requests wait for."""
 
 
 class Past:
@@ -121,6 +123,7 @@ class Log:
         self._lines = 0
         self._size = 0
         self._fd = -1
+        self._anew: _Anew | None = None
 
     def start(
         self,
@@ -129,23 +132,73 @@ class Log:
         limits: Iterable[tuple[str, int | None]] = (),
     ) -> None:
         """Write anew what there is, and go on from there. Raises OSError; then the old log is still there."""
+        self.begin(leases, frozen, limits)
+        while not self.go_on():
+            pass
+
+    def begin(
+        self,
+        leases: Iterable[Lease],
+        frozen: Iterable[tuple[str, Iterable[str]]],
+        limits: Iterable[tuple[str, int | None]] = (),
+    ) -> None:
+        """Begin to write anew, beside the log, which goes on meanwhile. Raises OSError."""
+        self._give_up()
         lines: list[list[Any]] = [["log", VERSION, self._boot]]
-        lines += [["lease", encode(one)] for one in leases]
         lines += [["freeze", target, cause] for target, causes in frozen for cause in causes]
         lines += [["limit", target, size] for target, size in limits]
-        data = b"".join(json.dumps(line, separators=(",", ":")).encode() + b"\n" for line in lines)
         os.makedirs(os.path.dirname(self._path), mode=0o700, exist_ok=True)
-        beside = self._path + ".new"
-        fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        fd = os.open(self._beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        self._anew = _Anew(fd, list(leases))
+        self._add(lines)
+
+    def go_on(self) -> bool:
+        """One step of what `begin()` began; whether that was the last. Raises OSError; then the old log stays.
+
+        A lease is written as it is by now, and what has happened since `begin()` after all of them: to be told
+        twice of a change does no harm, and one that has ended meanwhile is told to end.
+        """
+        anew = self._anew
+        if anew is None:
+            return True
+        some, anew.leases = anew.leases[-STEP:], anew.leases[:-STEP]
+        self._add([["lease", encode(one)] for one in some])
+        if anew.leases:
+            return False
+        self._add([], anew.since)
         try:
-            _write(fd, data)
-            os.rename(beside, self._path)
+            os.rename(self._beside, self._path)
         except BaseException:
-            os.close(fd)
-            os.unlink(beside)
+            self._give_up()
             raise
+        self._anew = None
         self.close()
-        self._fd, self._lines, self._size = fd, len(lines), len(data)
+        self._fd, self._lines, self._size = anew.fd, anew.lines, anew.size
+        return True
+
+    @property
+    def _beside(self) -> str:
+        return self._path + ".new"
+
+    def _add(self, lines: list[list[Any]], more: Sequence[bytes] = ()) -> None:
+        anew = self._anew
+        assert anew is not None
+        data = [_line(line) for line in lines]
+        data += more
+        try:
+            _write(anew.fd, b"".join(data))
+        except BaseException:
+            self._give_up()
+            raise
+        anew.lines += len(data)
+        anew.size += sum(map(len, data))
+
+    def _give_up(self) -> None:
+        """The log stays what it is."""
+        anew, self._anew = self._anew, None
+        if anew is not None:
+            os.close(anew.fd)
+            os.unlink(self._beside)
 
     @property
     def started(self) -> bool:
@@ -161,7 +214,7 @@ class Log:
 
     def grown(self, leases: int) -> bool:
         """Whether it should be written anew."""
-        return self._lines > SLACK + 4 * leases
+        return self._anew is None and self._lines > SLACK + 4 * leases
 
     def lease(self, one: Lease) -> None:
         self._append(["lease", encode(one)])
@@ -188,6 +241,7 @@ class Log:
         self._append(["unlimit", target])
 
     def close(self) -> None:
+        self._give_up()
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -195,7 +249,7 @@ class Log:
     def _append(self, line: list[Any]) -> None:
         if self._fd < 0:
             return  # not started: a daemon without leases keeps no log
-        data = json.dumps(line, separators=(",", ":")).encode() + b"\n"
+        data = _line(line)
         try:
             _write(self._fd, data)
         except OSError:
@@ -203,6 +257,29 @@ class Log:
             raise
         self._size += len(data)
         self._lines += 1
+        if self._anew is not None:
+            self._anew.since.append(data)
+
+
+class _Anew:
+    """A log that is being written beside the one in use."""
+
+    __slots__ = ("fd", "leases", "lines", "since", "size")
+
+    def __init__(self, fd: int, leases: list[Lease]) -> None:
+        self.fd = fd
+        self.leases = leases
+        self.lines = 0
+        self.size = 0
+        self.since: list[bytes] = []
+        """Lines that the log in use got meanwhile."""
+
+
+_encode = json.JSONEncoder(separators=(",", ":")).encode
+
+
+def _line(line: list[Any]) -> bytes:
+    return _encode(line).encode() + b"\n"
 
 
 def _write(fd: int, data: bytes) -> None:

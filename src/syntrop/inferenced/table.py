@@ -8,6 +8,7 @@ from the strictly weaker. So no cycle of waiting can come about.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from heapq import heapify, heappop, heappush, nsmallest
 
 from syntrop.inferenced.lease import TRANSITIONS, NoRoom, NoSuchLease, OverQuota, State, WrongState, needed
@@ -59,6 +60,8 @@ class Table:
         self._by_uid: dict[int, tuple[int, int]] = {}
         self._by_target: dict[str, dict[str, Lease]] = {}
         self._by_holder: dict[Key, dict[str, Lease]] = {}
+        self._parts: dict[str, int] = {}  # parts of leases by plane, and by plane of memory
+        self._debits: dict[str, int] = {}
         self._expiries: list[tuple[float, str]] = []
         self._order = 0
 
@@ -124,7 +127,7 @@ class Table:
         for plane, size in needs.items():
             free = self.room(plane, tier, claim)
             if size > free:
-                raise NoRoom(plane, size, free, self.holders(plane))
+                raise NoRoom(plane, size, free, partial(self.holders, plane))
 
     def holders(self, plane: str) -> list[Lease]:
         """Up to `HOLDERS_MAX` leases that take memory of a plane, weakest first and the latest of equals first."""
@@ -196,7 +199,7 @@ class Table:
                             del short[part.memory]
         for plane, missing in short.items():
             size = claim.needs[plane]
-            raise NoRoom(plane, size, size - missing, self.holders(plane))
+            raise NoRoom(plane, size, size - missing, partial(self.holders, plane))
         return _needed_only(chosen, {p: s - self.room(p, claim.tier, claim) for p, s in claim.needs.items()})
 
     def ask(self, lease: Lease, claim: Claim, reason: str) -> None:
@@ -243,7 +246,7 @@ class Table:
         for part in lease.slices:
             more = part.size - part.charge(lease.state)
             if more > 0 and self.room(part.memory) < more:
-                raise NoRoom(part.memory, more, self.room(part.memory), self.holders(part.memory))
+                raise NoRoom(part.memory, more, self.room(part.memory), partial(self.holders, part.memory))
         self.thaw_anyway(lease, now, reason)
 
     def thaw_anyway(self, lease: Lease, now: float, reason: str = "") -> None:
@@ -271,7 +274,10 @@ class Table:
             free = self.room(part.memory, lease.tier, claim)
             if more > free:
                 raise NoRoom(
-                    part.memory, more, free, [one for one in self.holders(part.memory) if one is not lease]
+                    part.memory,
+                    more,
+                    free,
+                    lambda: [one for one in self.holders(part.memory) if one is not lease],
                 )
         if lease.state is State.PREEMPTED:
             self._recount(lease, part, size)
@@ -300,6 +306,7 @@ class Table:
         _allow(lease, state)
         for part in lease.slices:
             self._book(part.memory, -part.charge(lease.state))
+            self._count(part, -1)
         count, total = self._by_uid[lease.holder.uid]
         if count == 1:
             del self._by_uid[lease.holder.uid]
@@ -350,6 +357,18 @@ class Table:
         """Leases of one process or unit, in the order of granting."""
         return list(self._by_holder.get(key, {}).values()) if key is not None else []
 
+    def holding(self) -> Iterable[Key]:
+        """Everybody who holds leases."""
+        return self._by_holder.keys()
+
+    def occupied(self, plane: str) -> bool:
+        """Whether a lease has a part on a plane."""
+        return plane in self._parts
+
+    def lent(self, plane: str) -> bool:
+        """Whether a lease has a part in a plane's memory, on whichever plane it computes."""
+        return plane in self._debits
+
     def __iter__(self) -> Iterator[Lease]:
         return iter(self.leases.values())
 
@@ -359,6 +378,7 @@ class Table:
         self.leases[lease.id] = lease
         for part in lease.slices:
             self._book(part.memory, part.charge(lease.state))
+            self._count(part, 1)
         count, total = self._by_uid.get(lease.holder.uid, (0, 0))
         self._by_uid[lease.holder.uid] = (count + 1, total + lease.size)
         holder = lease.holder
@@ -388,6 +408,14 @@ class Table:
     def _book(self, plane: str, more: int) -> None:
         if more:
             self._booked[plane] = self._booked.get(plane, 0) + more
+
+    def _count(self, part: Slice, more: int) -> None:
+        for counts, plane in ((self._parts, part.plane), (self._debits, part.memory)):
+            count = counts.get(plane, 0) + more
+            if count:
+                counts[plane] = count
+            else:
+                del counts[plane]
 
     def _expires_at(self, lease_id: str) -> float | None:
         lease = self.leases.get(lease_id)
