@@ -408,30 +408,29 @@ class Arbiter:
         """Freeze a target and book what its leases then really use."""
         await self._settled(target)
         standstill = self._frozen.get(target)
-        if standstill is None:
-            standstill = Standstill(target, causes={cause})
-            self._frozen[target] = standstill
-            self._moving.add(target)
-            try:
-                await self._freezer.freeze(target, cause, self.limits.freeze_sec)
-            except BaseException:
-                del self._frozen[target]
-                raise
-            finally:
-                self._moving.discard(target)
-                self._wake()
-        standstill.causes.add(cause)
+        self._moving.add(target)  # until all is booked: who has no lease yet would be thawed for having none
         try:
-            for one in self.table.of_target(target):
-                residents = await self._gauge.residents(one)
-                if one.id in self.table.leases and one.state in (State.ACTIVE, State.PREEMPTING):
-                    self.table.freeze(one, monotonic(), residents, reason)
-                if one.id in self.table.leases:
-                    standstill.leases[one.id] = one
-        except BaseException:
-            standstill.causes.discard(cause)
-            raise
+            if standstill is None:
+                standstill = Standstill(target)
+                self._frozen[target] = standstill
+                try:
+                    await self._freezer.freeze(target, cause, self.limits.freeze_sec)
+                except BaseException:
+                    del self._frozen[target]
+                    raise
+            standstill.causes.add(cause)
+            try:
+                for one in self.table.of_target(target):
+                    residents = await self._gauge.residents(one)
+                    if one.id in self.table.leases and one.state in (State.ACTIVE, State.PREEMPTING):
+                        self.table.freeze(one, monotonic(), residents, reason)
+                    if one.id in self.table.leases:
+                        standstill.leases[one.id] = one
+            except BaseException:
+                standstill.causes.discard(cause)
+                raise
         finally:
+            self._moving.discard(target)
             self._wake()
 
     async def _settled(self, target: str) -> None:
