@@ -54,6 +54,7 @@ class Engine:
         self._changed = Condition()
         self._schedule = Schedule(max_slots, max_queue)
         self._closing = False
+        self._wanted_back = self._given_back = 0
         self._ended = allocate_lock()
         self._ended.acquire()
         start_new_thread(any, (self._thread(),))
@@ -111,7 +112,13 @@ class Engine:
         """
         with self._changed:
             self._schedule.yield_batch(seconds, give_back=give_back)
+            self._wanted_back += give_back
             self._changed.notify()
+
+    @property
+    def gives_back(self) -> bool:
+        """Whether caches that `yield_batch` asked back are still to be given up."""
+        return self._wanted_back != self._given_back and not self._closing
 
     def resume_batch(self) -> None:
         with self._changed:
@@ -203,7 +210,10 @@ class Engine:
         while True:
             with self._changed:
                 dropped = self._schedule.drop_cancelled()
+                wanted_back = self._wanted_back
                 taken = self._schedule.turn()
+                if not dropped and not taken:
+                    self._given_back = wanted_back
                 if not dropped and not taken and not self._schedule.running and not self._closing:
                     self._changed.wait(self._schedule.patience())
                     continue
@@ -213,6 +223,7 @@ class Engine:
             for one in taken:
                 one.release_cache()
                 one.model.kv.budget.compact()
+            self._given_back = wanted_back
             if closing:
                 return None
             if self._schedule.running:
