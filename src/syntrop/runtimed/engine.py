@@ -13,7 +13,7 @@ Text goes to the loop as it comes; when the loop is slower, it finds several pie
 
 Memory is taken block by block. Where the budget has none left, the generation with the least claim to its cache
 (lowest tier, then the latest) gives it back, waits in its place in the queue, and reads its tokens again when
-there is room. Only what does not fit alone fails.
+there is room. Only what does not fit alone fails; Batch work that lacks what inferenced lends to others waits.
 """
 
 from __future__ import annotations
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from syntrop.runtimed.sampler import Sampling
 
 __all__ = ["Engine", "Generation", "GenerationError", "OutOfMemory", "Overloaded", "Result", "Tier"]
+
+LATER = 2.0  # seconds after which Batch work that lacks memory tries again
 
 
 class Overloaded(Exception):
@@ -309,7 +311,13 @@ class Engine:
             except OverBudget as error:
                 others = [other for other in self._schedule.holders() if other is not one]
                 if not others:
-                    self._drop(one, OutOfMemory(str(error)))
+                    if one.tier == Tier.Batch and one.model.kv.budget.is_short:
+                        with self._changed:
+                            self._schedule.requeue(one)
+                            self._schedule.yield_batch(LATER)
+                        one.release_cache()
+                    else:
+                        self._drop(one, OutOfMemory(str(error)))
                     break
                 last = max([one, *others], key=lambda other: other.rank)
                 with self._changed:

@@ -123,14 +123,13 @@ class Leases:
             return None
 
     async def shrink(self, size: int) -> None:
-        """Have no more than so many bytes, or what is in use; and no more for a while, unless a load wants it."""
+        """Lease no more than so many bytes, or what is in use. What needs more after that asks for it."""
         await self._begin()
         try:
             if self.lease is not None:
                 budget = self.budget
                 size = max(size, budget.used)
-                budget.allow(size, min(size, budget.ceiling))
-                self._try_again_later()
+                budget.allow(min(size, budget.leased), budget.limit)
                 await self._give(size if budget.used else 0)
         except _FAULTS as error:
             journal.notice(f"Lease {self.lease} could not be made smaller: {error or 'no answer'}")
@@ -220,7 +219,7 @@ class Leases:
             return None
         except VarlinkError as error:
             if error.name in ("ResourceExhaustion", "QuotaExceeded") and self._nodes == 1:
-                return _refused(error)
+                return _refused(error, need - self.size)
             self._go_without(str(error))
         except _FAULTS as error:
             self._go_without(str(error) or "no answer")
@@ -316,14 +315,11 @@ class Leases:
             client.close()
 
 
-def _refused(error: VarlinkError) -> Refused:
+def _refused(error: VarlinkError, more: int) -> Refused:
     told = error.parameters
     if error.name == "QuotaExceeded":
         return Refused(f"{told['requested']} {told['resource']} would be leased, {told['limit']} are allowed")
-    return Refused(
-        f"{told['requested']} bytes of {told['plane'] or 'any plane'} are wanted of inferenced, "
-        f"{told['available']} can be had"
-    )
+    return Refused(f"{more} bytes of {told['plane']} are wanted, inferenced has {told['available']}")
 
 
 _FAULTS = (VarlinkError, OSError, TimeoutError, ConnectionLost, InvalidReply)

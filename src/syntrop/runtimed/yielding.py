@@ -14,8 +14,9 @@ if TYPE_CHECKING:
     from syntrop.runtimed.engine import Engine
     from syntrop.runtimed.library import Library
 
-WITHIN: Final = 0.15
-"""Seconds for the engine's step in progress: of the 250 ms that inferenced gives there is to be something left."""
+PATIENCE: Final = (0.15, 10.0)
+"""Seconds for the engine's step in progress: of the 250 ms that inferenced gives there is to be something left. If it
+takes longer, what there is by then is given back, and the rest when it comes."""
 _LOOK: Final = 0.002
 
 
@@ -33,17 +34,28 @@ async def give_back(library: Library, engine: Engine | None, pause: float) -> No
     library.compact(size)
     if engine is not None and library.used_bytes > size:
         engine.yield_batch(pause, give_back=True)
-        deadline = monotonic() + WITHIN
-        while engine.gives_back and monotonic() < deadline:
-            await loop.sleep(_LOOK)
+    for patience in PATIENCE:
+        await _stepped(engine, patience)
         library.compact(size)
+        if asked is None:
+            library.leases.settle_soon()
+        else:
+            await library.shrink(size)
+            await library.leases.shrink(size)
+        if engine is None or not engine.gives_back:
+            break
+    freed = f"gave up {before - library.used_bytes} of {before} bytes in use"
     if asked is None:
-        library.leases.settle_soon()
-        journal.info(f"Batch work stands still for {pause:g} s; {before - library.used_bytes} bytes were given up")
-        return
-    await library.shrink(size)
-    await library.leases.shrink(size)
-    journal.notice(
-        f"inferenced asked for memory: gave up {before - library.used_bytes} of {before} bytes in use, and "
-        f"{leased - library.leases.size} of {leased} bytes leased (asked to shrink to {asked})"
-    )
+        journal.info(f"Batch work stands still for {pause:g} s; {freed}")
+    else:
+        less = leased - library.leases.size
+        journal.notice(
+            f"inferenced wants memory: {freed}, and {less} of {leased} bytes leased (asked to shrink to {asked})"
+        )
+
+
+async def _stepped(engine: Engine | None, patience: float) -> None:
+    """Wait until the engine has given up what was asked of it."""
+    deadline = monotonic() + patience
+    while engine is not None and engine.gives_back and monotonic() < deadline:
+        await loop.sleep(_LOOK)

@@ -95,6 +95,11 @@ class Budget:
         """Bytes that somebody has a use for."""
         return self.used - self.idle
 
+    @property
+    def is_short(self) -> bool:
+        """Whether inferenced has refused more, for the time being."""
+        return self.limit < self.ceiling
+
     def take_weights(self, size: int) -> None:
         """Count weights in, which are leased already. Raises OverBudget."""
         with self.lock:
