@@ -27,9 +27,9 @@ def build(daemon: Daemon) -> None:
 
     enclave = "inferenced-enclave.socket"  # the endpoints that are the suite's own and its operators'
     daemon.serve_varlink("io.syntrop.Inference1", handlers("io.syntrop.Inference1"))
-    daemon.serve_varlink("sentry.sock", handlers("sentry.sock"), unit=enclave, mode=0o660)
+    daemon.serve_varlink("sentry.sock", handlers("sentry.sock"), unit=enclave, mode=0o660, urgent=True)
     daemon.serve_varlink("fd.sock", handlers("fd.sock"), unit=enclave, mode=0o660)
-    daemon.serve("gateway.sock", Gateway(daemon).connect, unit=enclave, mode=0o660)
+    daemon.serve("gateway.sock", Gateway(daemon, office.lender).connect, unit=enclave, mode=0o660)
 
 
 if __name__ == "__main__":

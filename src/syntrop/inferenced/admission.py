@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from syntrop.inferenced.broker import Broker
 
 INTERFACE = "io.syntrop.Inference1."
+SIZE_MAX = 1 << 60  # bytes: beyond it sums could not be told from mistakes
 ANCESTORS_MAX = 64
 
 

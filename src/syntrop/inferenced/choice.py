@@ -50,12 +50,17 @@ def best(
     return max(ranked)[-1] if ranked else None
 
 
-async def choose(broker: Broker, tier: Tier, size: int, plane: str | None) -> str:
-    """The plane for one lease. Raises PlaneNotFound, PlaneQuarantined, MemoryUnknown, ResourceExhaustion."""
+async def choose(broker: Broker, tier: Tier, size: int, plane: str | None, kind: str | None = None) -> str:
+    """The plane for one lease; where none is named, of any kind or of one.
+
+    Raises PlaneNotFound, PlaneQuarantined, MemoryUnknown, ResourceExhaustion.
+    """
     if plane is not None:
         _usable(broker, tier, plane)
         return plane
     topology = broker.topology
+    if kind is not None:
+        topology = topology.only([name for name, one in topology.planes.items() if one.kind == kind])
     memories = {topology.memory(name) for name in topology.planes}
     await broker.meter.refresh(memories, exact=False)
     table = broker.table

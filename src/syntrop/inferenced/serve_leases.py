@@ -9,7 +9,18 @@ from time import monotonic
 from syntrop.common import authority, paths
 from syntrop.common.varlink.errors import VarlinkError
 from syntrop.inferenced import holders, placement
-from syntrop.inferenced.admission import INTERFACE, admit, barred, fresh_id, grant, infos, invalid, refuse, unit_of
+from syntrop.inferenced.admission import (
+    INTERFACE,
+    SIZE_MAX,
+    admit,
+    barred,
+    fresh_id,
+    grant,
+    infos,
+    invalid,
+    refuse,
+    unit_of,
+)
 from syntrop.inferenced.arbiter import FreezeError
 from syntrop.inferenced.choice import choose, place
 from syntrop.inferenced.lease import Holder, Lease, NoRoom, NoSuchLease, Slice, State, WrongState
@@ -24,7 +35,6 @@ if TYPE_CHECKING:
     from syntrop.common.varlink.server import Call
     from syntrop.inferenced.broker import Broker
 
-SIZE_MAX = 1 << 60  # bytes: beyond it sums could not be told from mistakes
 WAIT_MAX = 24 * 3600 * 1000  # milliseconds
 
 

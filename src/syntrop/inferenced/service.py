@@ -11,15 +11,17 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from syntrop.common.service import Daemon
     from syntrop.inferenced.broker import Broker
+    from syntrop.inferenced.lending import Lender
 
 
 class Office:
-    """Makes the one broker when it is first needed."""
+    """Makes the one broker when it is first needed, and the one lender."""
 
     def __init__(self, daemon: Daemon) -> None:
-        self._daemon = daemon
+        self.daemon = daemon
         self._making: loop.Task[Broker] | None = None
         self.broker: Broker | None = None
+        self._lender: Lender | None = None
         daemon.on_drain(self._end_watches)
         daemon.on_stop(self._stop)
         if os.path.exists(paths.run("syntrop", "inferenced", "leases.log")):
@@ -34,11 +36,19 @@ class Office:
             self._making = loop.spawn(self._make(), "broker")
         return await self._making
 
+    def lender(self) -> Lender:
+        """What calls the engine for others."""
+        if self._lender is None:
+            from syntrop.inferenced.lending import Lender
+
+            self._lender = Lender(self.ready)
+        return self._lender
+
     async def _make(self) -> Broker:
         from syntrop.inferenced.broker import Broker, survey
 
         try:
-            broker = Broker(self._daemon, await loop.thread(survey, self._daemon.settings))
+            broker = Broker(self.daemon, await loop.thread(survey, self.daemon.settings))
             await broker.recover()
         finally:
             self._making = None
@@ -51,6 +61,8 @@ class Office:
             self.broker.arbiter.close()
 
     async def _stop(self) -> None:
+        if self._lender is not None:
+            self._lender.close()
         if self.broker is not None:
             await self.broker.stop()
 
@@ -69,5 +81,5 @@ class Inference1:
         if self._methods is None:
             from syntrop.inferenced.methods import Methods
 
-            self._methods = Methods(self._office.ready, self._endpoint)
+            self._methods = Methods(self._office, self._endpoint)
         return getattr(self._methods, name)
