@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from syntrop.runtimed.library import Library
 
 PATIENCE: Final = (0.15, 10.0)
-"""Seconds for the engine's step in progress: of the 250 ms that inferenced gives there is to be something left. If it
+"""Seconds for the engine's step in progress: of the 250 ms that inferenced gives something is to be left. If it
 takes longer, what there is by then is given back, and the rest when it comes."""
 _LOOK: Final = 0.002
 
