@@ -16,8 +16,12 @@ from syntrop.inferenced.lease import Holder
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from typing import Final
 
     from syntrop.inferenced.lease import Key
+
+
+_SETTLED: Final = 0.05  # seconds
 
 
 class Gone(Exception):
@@ -132,9 +136,14 @@ class Watcher:
             raise Gone(f"unit {unit} has no processes")
         return fd
 
-    def _look(self, unit: str, fd: int) -> None:
+    def _look(self, unit: str, fd: int, again: bool = True) -> None:
+        if self._descriptors.get(unit) != fd:
+            return
         if self._is_empty(fd):
             self._gone(unit, fd)
+        elif again:
+            # The kernel keeps a second event back for 10 ms, and forgets it when the group is removed meanwhile.
+            loop.call_later(_SETTLED, self._look, unit, fd, False)
 
     @staticmethod
     def _is_empty(fd: int) -> bool:
