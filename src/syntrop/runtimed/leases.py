@@ -218,7 +218,7 @@ class Leases:
                 await self._have(less)
             return None
         except VarlinkError as error:
-            if error.name in ("ResourceExhaustion", "QuotaExceeded") and self._nodes == 1:
+            if self._nodes == 1 and _is_about_memory(error):
                 return _refused(error, need - self.size)
             self._go_without(str(error))
         except _FAULTS as error:
@@ -315,10 +315,16 @@ class Leases:
             client.close()
 
 
+def _is_about_memory(error: VarlinkError) -> bool:
+    if error.name == "QuotaExceeded":
+        return error.parameters.get("resource") == "bytes"
+    return error.name == "ResourceExhaustion"
+
+
 def _refused(error: VarlinkError, more: int) -> Refused:
     told = error.parameters
     if error.name == "QuotaExceeded":
-        return Refused(f"{told['requested']} {told['resource']} would be leased, {told['limit']} are allowed")
+        return Refused(f"{told['requested']} bytes would be leased, {told['limit']} are allowed")
     return Refused(f"{more} bytes of {told['plane']} are wanted, inferenced has {told['available']}")
 
 
