@@ -224,3 +224,19 @@ def test_a_killed_inferenced_loses_nothing(suite: Suite) -> None:
     [size] = before.values()
     suite.ask("AcquireLease", SENTRY, priority="EmergencyTriage", memory_bytes=LENDABLE - size + MIB)
     assert list(suite.leases()) == list(before) and list(suite.leases().values()) == [size - MIB]
+
+
+def test_the_suite_goes_to_sleep_with_its_leases(stocked_suite: Any) -> None:
+    """All of it under the activator: inferenced is started for the lease, and ends after who holds it."""
+    Path(stocked_suite.config, "runtimed.toml").write_text("lease_wait_sec = 60.0\n")
+    calm = "[tuning]\ncritical_memory = 100.0\ncritical_memory_full = 100.0\ncritical_io = 100.0\n"
+    Path(stocked_suite.config, "inferenced.toml").write_text(calm)  # a busy machine refuses no lease
+    with Client(stocked_suite.endpoint(RUNTIME)) as client:
+        pieces = client.stream(f"{RUNTIME}.Generate", model="smollm2:135m", prompt="Once", max_tokens=3)
+        next(pieces)
+        with Client(stocked_suite.endpoint(INFERENCE)) as other:
+            [lease] = other.call(f"{INFERENCE}.ListLeases")["leases"]
+        assert [lease["client_pid"]] == stocked_suite.pids("runtimed") and lease["plane_id"].startswith("cpu")
+        assert lease["allocated_memory"] > STEP
+        assert list(pieces)
+    stocked_suite.wait_asleep(60)
