@@ -87,7 +87,7 @@ class Daemon:
         self.settings = settings
         self.started = monotonic()
         self.stopping = False
-        self._endpoints: list[tuple[str, str, int, Connect]] = []
+        self._endpoints: list[tuple[str, str, int, Connect, bool]] = []
         self._on_drain: list[Callable[[], None]] = []
         self._on_stop: list[Callable[[], Coroutine[Any, Any, None]]] = []
         self._on_reload: list[Callable[[], None]] = []
@@ -95,18 +95,21 @@ class Daemon:
         self._touched = self.started
         self._stirred = loop.Event()  # something happened that may have been the last to hold the daemon
         self._connections: dict[Connection, tuple[loop.Task[None], float]] = {}
-        self._listeners: list[tuple[Listener, Connect]] = []
+        self._listeners: list[tuple[Listener, Connect, bool]] = []
         self._acceptors: list[loop.Task[None]] = []
         self._end = _End()
 
     # --- what a daemon's build() uses ----------------------------------------------------------------------
 
-    def serve(self, endpoint: str, connect: Connect, *, unit: str = "", mode: int = 0o666) -> None:
+    def serve(
+        self, endpoint: str, connect: Connect, *, unit: str = "", mode: int = 0o666, urgent: bool = False
+    ) -> None:
         """Serve an endpoint; `connect` takes an accepted socket and gives a connection, or None to drop it.
 
-        `mode` is for a Unix socket that is bound by hand: without a manager whose unit says so.
+        `mode` is for a Unix socket that is bound by hand: without a manager whose unit says so. Connections of an
+        `urgent` endpoint come before those of others, however many of them are busy.
         """
-        self._endpoints.append((endpoint, unit or f"{self.name}.socket", mode, connect))
+        self._endpoints.append((endpoint, unit or f"{self.name}.socket", mode, connect, urgent))
 
     def serve_varlink(
         self,
@@ -115,6 +118,7 @@ class Daemon:
         *,
         unit: str = "",
         mode: int = 0o666,
+        urgent: bool = False,
     ) -> Server:
         """Serve Varlink interfaces on an endpoint."""
         from syntrop.common.varlink.server import Identity, Server
@@ -126,7 +130,7 @@ class Daemon:
             connections_per_uid=self.settings.connections_max_per_uid,
             after_call=self.touch,
         )
-        self.serve(endpoint, server.connect, unit=unit, mode=mode)
+        self.serve(endpoint, server.connect, unit=unit, mode=mode, urgent=urgent)
         return server
 
     def busy(self) -> Busy:
@@ -183,10 +187,10 @@ class Daemon:
             except Exception as error:
                 journal.exception("A step of stopping failed", error)
 
-    def _open(self, passed: Sequence[Listener] | None) -> list[tuple[Listener, Connect]]:
-        opened: list[tuple[Listener, Connect]] = []
+    def _open(self, passed: Sequence[Listener] | None) -> list[tuple[Listener, Connect, bool]]:
+        opened: list[tuple[Listener, Connect, bool]] = []
         given = _addresses(self.settings.listen, [endpoint for endpoint, *_ in self._endpoints])
-        for endpoint, unit, mode, connect in self._endpoints:
+        for endpoint, unit, mode, connect, urgent in self._endpoints:
             if passed is not None:
                 claimed = activation.claim(passed, endpoint, unit)
                 if not claimed:
@@ -194,9 +198,9 @@ class Daemon:
             else:
                 default = [] if endpoint == activation.TCP else [paths.endpoint(endpoint)]
                 claimed = [activation.bind(address, mode) for address in given.get(endpoint, default)]
-            opened += [(one, connect) for one in claimed]
+            opened += [(one, connect, urgent) for one in claimed]
         if passed is not None:
-            known = {id(one) for one, _ in opened}
+            known = {id(one) for one, *_ in opened}
             for one in passed:
                 if id(one) not in known:
                     journal.warning(f"Closed a socket that no endpoint claims: {one.address} ({one.unit})")
@@ -207,7 +211,8 @@ class Daemon:
 
     def _listen(self) -> None:
         self._acceptors = [
-            loop.spawn(self._accept(one, connect), f"accept {one.address}") for one, connect in self._listeners
+            loop.spawn(self._accept(one, connect, urgent), f"accept {one.address}", urgent=urgent)
+            for one, connect, urgent in self._listeners
         ]
 
     def _ignore(self) -> None:
@@ -215,12 +220,12 @@ class Daemon:
             acceptor.cancel()
         self._acceptors = []
 
-    async def _accept(self, listener: Listener, connect: Connect) -> None:
+    async def _accept(self, listener: Listener, connect: Connect, urgent: bool) -> None:
         while True:
             await loop.readable(listener.socket.fileno())
             for _ in range(_ACCEPT_BATCH):
                 try:
-                    if not self._accept_one(listener, connect):
+                    if not self._accept_one(listener, connect, urgent):
                         break
                 except OSError as error:
                     # Out of descriptors or memory: the connection stays in the backlog; do not spin on it.
@@ -228,14 +233,14 @@ class Daemon:
                     await loop.sleep(0.1)
                     break
 
-    def _accept_one(self, listener: Listener, connect: Connect) -> bool:
+    def _accept_one(self, listener: Listener, connect: Connect, urgent: bool) -> bool:
         sock = activation.accept(listener.socket)
         if sock is None:
             return False
         self.touch()
         connection = connect(sock)
         if connection is not None:
-            task = loop.spawn(self._attend(connection), "connection")
+            task = loop.spawn(self._attend(connection), "connection", urgent=urgent)
             self._connections[connection] = (task, monotonic())
         return True
 
@@ -295,9 +300,9 @@ class Daemon:
 
     def _accept_last(self) -> bool:
         accepted = False
-        for listener, connect in self._listeners:
+        for listener, connect, urgent in self._listeners:
             try:
-                accepted |= self._accept_one(listener, connect)
+                accepted |= self._accept_one(listener, connect, urgent)
             except OSError as error:
                 journal.error(f"Cannot accept on {listener.address}: {error.strerror}")
         return accepted

@@ -12,13 +12,14 @@ from functools import partial
 from time import monotonic
 
 from syntrop.common import journal, loop
+from syntrop.inferenced.crowd import Crowd
 from syntrop.inferenced.lease import NoRoom, State, WrongState, needed
 from syntrop.inferenced.tier import Tier
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-    from typing import Protocol
+    from collections.abc import Callable, Coroutine, Iterable, Sequence
+    from typing import Any, Protocol
 
     from syntrop.inferenced.lease import Lease
     from syntrop.inferenced.table import Claim, Table
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     class Gauge(Protocol):
         """What the kernel tells of memory."""
 
-        async def refresh(self, planes: Iterable[str], *, exact: bool) -> None:
+        def refresh(self, planes: Iterable[str], *, exact: bool) -> Coroutine[Any, Any, None]:
             """Look at these planes' memory and `Table.lend()` what there is; `exact`: at holders' use too."""
 
         async def residents(self, lease: Lease) -> list[int | None]:
@@ -120,8 +121,7 @@ class Arbiter:
         self._frozen: dict[str, Standstill] = {}  # in the order of freezing
         self._causes: set[str] = set()  # of those who were granted nothing
         self._moving: set[str] = set()  # targets that are being frozen or thawed right now
-        self._waiting: set[loop.Event] = set()
-        self._closed = False
+        self._crowd = Crowd(table, lambda planes: gauge.refresh(planes, exact=True))
         self._settling: loop.Task[None] | None = None
         self._unsettled = False
         self._thaw_claims: dict[str, Claim] = {}
@@ -145,6 +145,7 @@ class Arbiter:
             raise Busy
         claim = table.claim(lease.tier, needs)
         patience = monotonic() + wait
+        refusal: NoRoom | None = None
         try:
             while True:
                 await self._gauge.refresh(needs, exact=True)
@@ -158,9 +159,11 @@ class Arbiter:
                     refusal = error
                 else:
                     continue
-                if self._closed or not await self._changed(patience):
+                if self._crowd.closed or wait <= 0 or not await self._crowd.changed(patience, claim):
+                    assert refusal is not None
                     raise refusal
         finally:
+            refusal = None  # its traceback has this frame: a ring for the collector, with each refusal
             # Also when the caller hung up in between: then the lease never came to be, and nobody stands still
             # for it any more.
             table.withdraw(claim)
@@ -274,7 +277,7 @@ class Arbiter:
                 self.table.ask(one, claim, reason)
                 self._asker.ask(one, 0, int(seconds * 1000), reason)
             deadline = monotonic() + seconds
-            while any(one.state is State.PREEMPTING for one in asked) and await self._changed(deadline):
+            while any(one.state is State.PREEMPTING for one in asked) and await self._crowd.changed(deadline):
                 pass
             for target in dict.fromkeys(one.holder.target for one in asked if one.state is State.PREEMPTING):
                 if cause not in self._causes:
@@ -311,8 +314,7 @@ class Arbiter:
 
     def close(self) -> None:
         """The daemon stops: nobody waits for room any more."""
-        self._closed = True
-        self._wake()
+        self._crowd.close()
 
     def wake(self) -> None:
         """Something changed outside, such as a plane's memory: let those who wait look again."""
@@ -336,7 +338,9 @@ class Arbiter:
             self._asker.ask(one, self._shrunk(one, claim), int(seconds * 1000), reason)
         deadline = monotonic() + seconds
         while not self._fits(claim):
-            if not any(one.state is State.PREEMPTING for one in victims) or not await self._changed(deadline):
+            if not any(one.state is State.PREEMPTING for one in victims) or not await self._crowd.changed(
+                deadline
+            ):
                 break
         if self._fits(claim):
             return
@@ -436,7 +440,7 @@ class Arbiter:
     async def _settled(self, target: str) -> None:
         """Wait until nobody freezes or thaws it."""
         while target in self._moving:
-            await self._changed(monotonic() + self.limits.freeze_sec)
+            await self._crowd.changed(monotonic() + self.limits.freeze_sec)
 
     def _undo(self, targets: list[str], cause: str) -> None:
         for target in targets:
@@ -516,22 +520,8 @@ class Arbiter:
         return max(0, part.size - max(0, self._short(claim, part.memory)))
 
     def _wake(self) -> None:
-        for event in self._waiting:
-            event.set()
+        self._crowd.wake()
         self._settle_soon()
-
-    async def _changed(self, deadline: float) -> bool:
-        """Wait until something changes in the table; False when the deadline came first."""
-        event = loop.Event()
-        self._waiting.add(event)
-        try:
-            with loop.deadline(deadline - monotonic()):
-                await event.wait()
-        except TimeoutError:
-            return False
-        finally:
-            self._waiting.discard(event)
-        return True
 
 
 def _missing(leases: Iterable[Lease]) -> dict[str, int]:

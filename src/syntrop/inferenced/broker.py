@@ -30,6 +30,7 @@ from syntrop.inferenced.watch import Watchers
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from typing import Final
 
     from syntrop.common.service import Busy, Daemon
     from syntrop.common.settings import Settings
@@ -39,6 +40,11 @@ if TYPE_CHECKING:
     from syntrop.inferenced.plane import Topology
     from syntrop.inferenced.table import Change
     from syntrop.inferenced.tier import Tier
+
+
+LINGER: Final = 1.0
+"""Seconds for which the machine is still watched after the last lease: to end it may take the kernel 20 ms (of
+pressure it waits for every processor), and the next lease may be about to come."""
 
 
 def has_leases() -> bool:
@@ -78,6 +84,7 @@ class Broker:
         )
         self._monitor: Monitor | None = None
         self._expiry: loop.Timer | None = None
+        self._resting: loop.Timer | None = None
         self._close_planes()
 
     @property
@@ -176,12 +183,16 @@ class Broker:
             if not self.log.started:
                 self._start_log()
             self._busy.hold()
+            if self._resting is not None:
+                self._resting.cancel()
+                self._resting = None
             self.pressing.watch()
             if any(plane.device and self.table.occupied(name) for name, plane in self.topology.planes.items()):
                 self._watch_devices()
         else:
             self._busy.release()
-            self._rest()
+            if self._resting is None:
+                self._resting = loop.call_later(LINGER, self._rest)
 
     def known(self, uid: int, pid: int, start: int) -> Holder:
         """A living process as holder. Where it is in the tree of control groups is looked up once."""
@@ -229,6 +240,9 @@ class Broker:
 
     def _rest(self) -> None:
         """Nothing is held: nothing is watched, and no timer runs."""
+        if self._resting is not None:
+            self._resting.cancel()
+            self._resting = None
         self.pressing.rest()
         self.governing.rest()
         self.opens.rest()

@@ -28,6 +28,8 @@ FRESH: Final = 0.1
 """Seconds for which figures of planes are good enough to grant by."""
 LOOKS_MAX: Final = 256
 """Holders that are looked at for one request, largest leases first; of others the last look counts."""
+AT_ONCE: Final = 16
+"""Holders of host memory that are looked at without a thread."""
 _PAGE: Final = 4096
 
 
@@ -45,6 +47,9 @@ class Meter:
         self._own: dict[str, int] = {}  # of them, by plane of memory, what counts as ours
         self._counted: dict[str, tuple[tuple[str, int], ...]] = {}  # by lease, its part in that
         self._members: dict[Key, frozenset[int]] = {}  # processes of units, as they were last looked at
+        self._wanted: set[str] = set()
+        self._next: loop.Task[None] | None = None
+        self._last: loop.Task[None] | None = None
         self.observe: Callable[[Mapping[str, Fill]], None] | None = None
         """Told of each new sample."""
         self.closed: frozenset[str] = frozenset()
@@ -55,9 +60,8 @@ class Meter:
     async def refresh(self, planes: Iterable[str], *, exact: bool) -> None:
         if exact:
             await self._look_at_holders(set(planes))
-        elif monotonic() - self._looked < FRESH:
-            return
-        self.lend()
+        elif monotonic() - self._looked >= FRESH:
+            self.lend()
 
     async def residents(self, lease: Lease) -> list[int | None]:
         used = await loop.thread(self._measure, [(lease.holder, {part.plane for part in lease.slices})])
@@ -100,7 +104,6 @@ class Meter:
     async def fresh(self) -> dict[str, Fill]:
         """The same after a new look, at holders and what processes use of devices, too. May take milliseconds."""
         await self._look_at_holders(set(self._gauges.topology.planes))
-        self.lend()
         return self.fills()
 
     def replace(self, gauges: Gauges) -> None:
@@ -154,6 +157,22 @@ class Meter:
         return frozenset(found)
 
     async def _look_at_holders(self, planes: set[str]) -> None:
+        """One look at a time: who comes during one shares the next."""
+        self._wanted |= planes
+        if self._next is None:
+            self._next = loop.spawn(self._look_after(self._last), "look at holders")
+        await self._next
+
+    async def _look_after(self, last: loop.Task[None] | None) -> None:
+        if last is not None and not last.done:
+            ended: loop.Future[None] = loop.Future()
+            last.when_done(lambda _: ended.set_result(None))
+            await ended
+        self._last, self._next = self._next, None
+        planes, self._wanted = self._wanted, set()
+        await self._look_at(planes)
+
+    async def _look_at(self, planes: set[str]) -> None:
         largest: dict[Key, int] = {}
         wanted: dict[Key, tuple[Holder, set[str]]] = {}
         for one in self._table:
@@ -167,7 +186,11 @@ class Meter:
                         largest[key] = size
                     wanted.setdefault(key, (one.holder, set()))[1].add(part.plane)
         looked = nlargest(LOOKS_MAX, largest, key=largest.__getitem__) if len(largest) > LOOKS_MAX else largest
-        used = await loop.thread(self._measure, [wanted[key] for key in looked])
+        those = [wanted[key] for key in looked]
+        if len(those) <= AT_ONCE and all(plane.startswith("cpu") for _, theirs in those for plane in theirs):
+            used = self._measure(those)  # a read each: a thread would cost the loop more
+        else:
+            used = await loop.thread(self._measure, those)
         for key in looked:
             self._deal_out(key, used)
         topology = self._gauges.topology
@@ -176,6 +199,7 @@ class Meter:
         ):
             units = [key for key in self._table.holding() if isinstance(key, str)]
             self._usage, self._members = await loop.thread(_processes, units)
+        self.lend()
 
     def _measure(self, wanted: Collection[tuple[Holder, set[str]]]) -> dict[tuple[object, str], int | None]:
         """Bytes in use by holder and plane. In a worker thread: it looks at nothing but the kernel's files."""

@@ -160,6 +160,25 @@ class Table:
             self.claims.append(claim)
         return claim
 
+    def hopeful(self, tries: int) -> set[Claim]:
+        """Claims that it is worth to try again: those with room, and of each tier the first `tries` without, which
+        might preempt. The rest stands behind them."""
+        free: dict[str, int] = {}
+        found: set[Claim] = set()
+        without: dict[Tier, int] = {}
+        for claim in sorted(self.claims, key=lambda one: -one.tier):
+            fits = True
+            for plane, size in claim.needs.items():
+                if plane not in free:
+                    free[plane] = self.room(plane)
+                free[plane] -= size  # it is kept for this one, whether it is enough or not
+                fits = fits and free[plane] >= 0
+            if not fits:
+                without[claim.tier] = without.get(claim.tier, 0) + 1
+            if fits or without[claim.tier] <= tries:
+                found.add(claim)
+        return found
+
     def withdraw(self, claim: Claim) -> None:
         if claim in self.claims:
             self.claims.remove(claim)

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 CONNECTIONS_MAX = 4096
 CONNECTIONS_PER_UID = 1024
 SEND_TIMEOUT = 45.0  # seconds without progress after which a slow reader is given up, as in sd-varlink
-STEPS = 32  # calls or replies of one connection in a row, about 2 ms of small ones
+STEPS = 8  # calls or replies of one connection in a row, about half a millisecond of small ones
 RECEIVE_TIMEOUT = 45.0  # seconds in which a message that has begun is to be whole: half a call holds no daemon
 SERVICE = "org.varlink.service"
 
