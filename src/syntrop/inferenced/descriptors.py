@@ -40,7 +40,6 @@ class Publication:
     size: int
     label: str
     publisher: Peer
-    uid: int
     connection: Any
     handle: int
     fetched: dict[Peer, int] = field(default_factory=dict)
@@ -104,9 +103,9 @@ class Table:
             one.fetched.pop(peer, None)
         return [self._drop(one) for one in list(self.publications.values()) if one.publisher == peer]
 
-    def knows(self, peer: Peer) -> bool:
-        """Whether a process has published something that is still there, or fetched it."""
-        return any(one.publisher == peer or peer in one.fetched for one in self.publications.values())
+    def peers(self) -> set[Peer]:
+        """Processes that have published something that is still there, or fetched it."""
+        return {peer for one in self.publications.values() for peer in (one.publisher, *one.fetched)}
 
     def _drop(self, one: Publication) -> Publication:
         del self.publications[one.id]

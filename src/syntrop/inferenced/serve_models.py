@@ -4,10 +4,8 @@
 from __future__ import annotations
 
 from syntrop.common import authority, paths
-from syntrop.common.http import chat
 from syntrop.common.varlink.errors import ConnectionLost, InvalidReply, VarlinkError
 from syntrop.inferenced.admission import INTERFACE, SIZE_MAX, invalid
-from syntrop.inferenced.registry import MODELS_MAX, Full
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -52,6 +50,8 @@ class Models:
         if not 0 <= estimated_bytes <= SIZE_MAX:
             raise invalid("estimated_bytes")
         await authority.authorize(call, interactive=allowInteractiveAuthentication, details={"model": id})
+        from syntrop.inferenced.registry import MODELS_MAX, Full
+
         try:
             registry = self._lender().registry
             await registry.change(registry.add, id, format, path, estimated_bytes)
@@ -101,6 +101,8 @@ class Models:
 
     async def StreamInference(self, call: Call, model: str, prompt: str) -> dict[str, Any]:
         await authority.authorize(call)
+        from syntrop.common.http import chat
+
         text: list[str] = []
         try:
             answer = await self._lender().generate(call.peer, [chat.GenerateRequest(model, None, prompt)])

@@ -34,10 +34,8 @@ def wait_for(condition: Callable[[], object], what: str) -> None:
 class Host:
     """inferenced with the engine's double behind it."""
 
-    def __init__(self, launch: Any, **settings: str) -> None:
-        self._launch = launch
-        names = {f"SYNTROP_{name.upper()}": value for name, value in settings.items()}
-        self.unit = launch("inferenced", environment=names)
+    def __init__(self, launch: Any) -> None:
+        self.unit = launch("inferenced")
         self.run: Path = self.unit.run
         environment = {
             "PATH": os.environ["PATH"],
@@ -167,8 +165,11 @@ def test_a_header_lowers_and_never_raises(host: Host) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_what_does_not_fit_is_told_with_its_numbers(launch: Any, stream: bool) -> None:
-    host = Host(launch, call_wait_ms="0")
+def test_what_does_not_fit_is_told_with_its_numbers(launch: Any, tmp_path: Path, stream: bool) -> None:
+    folder = tmp_path / "inferenced" / "etc"
+    folder.mkdir(parents=True)
+    (folder / "inferenced.toml").write_text("[leases]\ncall_wait_ms = 0\n")
+    host = Host(launch)
     try:
         host.cache(1 << 45)
         with host.client() as client, pytest.raises(openai.InternalServerError) as caught:
