@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from syntrop.common.varlink.client import Client
     from syntrop.runtimed.model.kv import Budget
 
+    Early = tuple[Client, list[dict[str, Any]]]
+    """A connection and the planes that were listed on it."""
+
 INFERENCE: Final = "io.syntrop.Inference1"
 PRIORITY: Final = "Interactive"
 """A loaded model may serve anybody in the next moment; Batch work inside yields at a signal."""
@@ -49,7 +52,7 @@ class Leases:
         self._expected = 0  # bytes that are about to be taken into use
         self._noted = False
         self._turn: loop.Future[None] | None = None  # one conversation at a time
-        self._early: loop.Task[Client | None] | None = None
+        self._early: loop.Task[Early | None] | None = None
         self._settling: loop.Timer | None = None
         self._retrying: loop.Timer | None = None
 
@@ -66,9 +69,14 @@ class Leases:
     # --- loads ----------------------------------------------------------------------------------------------
 
     def wake(self) -> None:
-        """Something will be asked for soon: connect already, which starts an inferenced that sleeps."""
+        """A lease will be asked for soon: have a sleeping inferenced started, and its planes looked at, already."""
         if self.lease is None and self._early is None:
-            self._early = loop.spawn(self._connect_early(), "wake inferenced")
+            self._early = loop.spawn(self._look_early(), "wake inferenced")
+
+    def rest(self) -> None:
+        """Nothing will be asked for after all, or it has been."""
+        if self._early is not None:
+            loop.spawn(self._hang_up(), "hang up")
 
     def ahead(self, size: int) -> None:
         """So many bytes more will be wanted soon: ask for them already."""
@@ -86,8 +94,6 @@ class Leases:
 
     def settle_soon(self) -> None:
         """Something was given up for good: give back what is not needed for the rest."""
-        if self._early is not None:
-            loop.spawn(self._hang_up(), "hang up")
         if self._budget is not None and self._spare():
             loop.spawn(self.settle(), "settle the lease")
 
@@ -237,11 +243,12 @@ class Leases:
                     raise
                 self._forget()
         if self.lease is None:
-            planes = (await self._call("ListPlanes"))["planes"]
+            early, self._early = self._early, None
+            client, planes = (await early if early is not None else None) or await self._look()
             plane, self._nodes = ration.host_plane(planes)
             where = {} if plane is None else {"plane": plane}
             request = {"priority": PRIORITY, "memory_bytes": size, "yield_signal": SIGNAL, **where}
-            self.lease = (await self._call("AcquireLease", **request))["lease_id"]
+            self.lease = (await _ask(client, "AcquireLease", request))["lease_id"]
         self.size = size
         self.budget.allow(size, self.budget.ceiling)
         self._settle_later()
@@ -286,32 +293,45 @@ class Leases:
         assert turn is not None
         turn.set_result(None)
 
-    async def _connect_early(self) -> Client | None:
-        from syntrop.common.varlink.client import connect
-
+    async def _look(self) -> Early:
+        client = await _connect()
         try:
-            return await connect(paths.endpoint(INFERENCE), timeout=TIMEOUT)
-        except (OSError, TimeoutError):
-            return None
+            return client, (await _ask(client, "ListPlanes", {}, last=False))["planes"]
+        except BaseException:
+            client.close()
+            raise
+
+    async def _look_early(self) -> Early | None:
+        try:
+            return await self._look()
+        except _FAULTS:
+            return None  # who needs it asks again, and says so
 
     async def _hang_up(self) -> None:
         early, self._early = self._early, None
-        client = await early if early is not None else None
-        if client is not None:
-            client.close()
+        found = await early if early is not None else None
+        if found is not None:
+            found[0].close()
 
-    async def _call(self, method: str, **parameters: Any) -> dict[str, Any]:
-        from syntrop.common.varlink.client import connect
+    @staticmethod
+    async def _call(method: str, **parameters: Any) -> dict[str, Any]:
+        return await _ask(await _connect(), method, parameters)
 
-        early, self._early = self._early, None
-        client = await early if early is not None else None
-        if client is None:
-            client = await connect(paths.endpoint(INFERENCE), timeout=TIMEOUT)
-        try:
-            with await client.call(f"{INFERENCE}.{method}", parameters, timeout=TIMEOUT) as reply:
-                result: dict[str, Any] = reply.parameters
-                return result
-        finally:
+
+async def _connect() -> Client:
+    from syntrop.common.varlink.client import connect
+
+    return await connect(paths.endpoint(INFERENCE), timeout=TIMEOUT)
+
+
+async def _ask(client: Client, method: str, parameters: dict[str, Any], *, last: bool = True) -> dict[str, Any]:
+    """One call, and with `last` the end of the connection."""
+    try:
+        with await client.call(f"{INFERENCE}.{method}", parameters, timeout=TIMEOUT) as reply:
+            result: dict[str, Any] = reply.parameters
+            return result
+    finally:
+        if last:
             client.close()
 
 

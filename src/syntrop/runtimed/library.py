@@ -257,6 +257,8 @@ class Library:
             except BaseException:
                 self.leases.settle_soon()
                 raise
+            finally:
+                self.leases.rest()
             self._names[name] = (digest, monotonic())
             self._touch(found)
             return found

@@ -35,6 +35,10 @@ class Inference:
         self.gate.set()
         self.error: VarlinkError | None = None
         self.planes = ["cpu0"]
+        self.connected = 0
+
+    def left(self) -> None:
+        self.connected -= 1
 
     async def ListPlanes(self, call: Call) -> dict[str, Any]:
         facts = {"total_memory": GIB, "is_triage_reserved": False, "name": "node"}
@@ -84,12 +88,14 @@ Body = Callable[[Leases, Budget, Inference], Coroutine[Any, Any, None]]
 
 
 def run(root: Path, body: Body, *, limit: int = 4 * GIB, wait: float = 30.0, serve: bool = True) -> None:
-    async def accepting(listener: socket.socket, server: Server) -> None:
+    async def accepting(listener: socket.socket, server: Server, inference: Inference) -> None:
         while True:
             await loop.readable(listener.fileno())
             while (sock := accept(listener)) is not None:
                 connection = server.connect(sock)
                 assert connection is not None
+                inference.connected += 1
+                connection.when_closed(inference.left)
                 loop.spawn(connection.run())
 
     async def main() -> None:
@@ -101,7 +107,7 @@ def run(root: Path, body: Body, *, limit: int = 4 * GIB, wait: float = 30.0, ser
                 listener.listen(16)
                 listener.setblocking(False)
                 server = Server(Identity("test", "inference", "0", "http://localhost"), {INFERENCE: inference})
-                serving = loop.spawn(accepting(listener, server))
+                serving = loop.spawn(accepting(listener, server, inference))
             with loop.deadline(60):
                 await body(held, budget, inference)
             if serve:
@@ -303,5 +309,19 @@ def test_it_shrinks_to_what_is_asked_or_what_is_in_use(root: Path, monkeypatch: 
         budget.give_weights(STEP)
         await held.shrink(0)
         assert not inference.leases and held.lease is None
+
+    run(root, body)
+
+
+def test_who_was_woken_for_nothing_is_left_alone(root: Path) -> None:
+    async def body(held: Leases, budget: Budget, inference: Inference) -> None:
+        held.wake()
+        held.rest()
+        await until(lambda: held._early is None)
+        held.wake()
+        await held.cover(1000)
+        held.rest()
+        assert held._early is None and held.lease is not None
+        await until(lambda: inference.connected == 0)
 
     run(root, body)
