@@ -69,7 +69,7 @@ class Leases:
     # --- loads ----------------------------------------------------------------------------------------------
 
     def wake(self) -> None:
-        """A lease will be asked for soon: have a sleeping inferenced started, and its planes looked at, already."""
+        """A lease will be asked for soon: have a sleeping inferenced started, and look at its planes, already."""
         if self.lease is None and self._early is None:
             self._early = loop.spawn(self._look_early(), "wake inferenced")
 
