@@ -74,6 +74,8 @@ class Notices:
         while True:
             await loop.readable(self.fd)
             await loop.sleep(SETTLE)
+            if self.fd < 0:
+                return  # closed meanwhile: the cancellation comes with the next wait
             if self._drain():
                 self._told()
 
@@ -93,9 +95,10 @@ class Notices:
                 at += 16 + length
 
     def close(self) -> None:
-        loop.forget(self.fd)
+        fd, self.fd = self.fd, -1
+        loop.forget(fd)
         self._task.cancel()
-        os.close(self.fd)
+        os.close(fd)
 
 
 def clients(topology: Topology) -> dict[str, set[Client]]:
