@@ -65,6 +65,9 @@ class Delivery:
     def _settle(self, request: chat.GenerateRequest) -> None:
         """It is known who answers."""
 
+    async def _keep(self, request: chat.GenerateRequest) -> None:
+        """Every choice has ended, and the client is about to be told: what else the request asks of who answered."""
+
     def _broken(self) -> None:
         """A stream failed after it had started."""
 
@@ -82,6 +85,7 @@ class Delivery:
         except chat.EngineError as error:
             raise failure(self._dialect, error, started=bool(events)) from error
         self._settle(request)
+        await self._keep(request)
         try:
             answer = self._reply.whole(events)
         except chat.EngineError as error:
@@ -125,6 +129,7 @@ class Delivery:
                     self._note(events)
                     data += reply.frames(events)
                     if source.complete:
+                        await self._keep(request)
                         data += reply.end()
                     if exchange.started:
                         await exchange.send(data)
