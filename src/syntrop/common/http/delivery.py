@@ -66,7 +66,7 @@ class Delivery:
         """It is known who answers."""
 
     async def _keep(self, request: chat.GenerateRequest) -> None:
-        """Every choice has ended, and the client is about to be told: what else the request asks of who answered."""
+        """Every choice has ended, and the client is told next: what else the request asks of who answered."""
 
     def _broken(self) -> None:
         """A stream failed after it had started."""
