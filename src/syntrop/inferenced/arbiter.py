@@ -100,6 +100,9 @@ class Standstill:
         return [one for one in self.leases.values() if one.state is State.FROZEN]
 
 
+PAUSE = 0.5
+PAUSE_MAX = 8.0
+"""Seconds between attempts of one request to preempt, when holders were frozen in vain."""
 OPERATOR = "operator"
 """The cause of a freeze that somebody asked for by name."""
 
@@ -146,6 +149,7 @@ class Arbiter:
         claim = table.claim(lease.tier, needs)
         patience = monotonic() + wait
         refusal: NoRoom | None = None
+        again, pause = 0.0, PAUSE  # when to try to preempt once more, after all that was frozen would not do
         try:
             while True:
                 await self._gauge.refresh(needs, exact=True)
@@ -153,12 +157,16 @@ class Arbiter:
                     return table.grant(lease, monotonic(), claim)
                 except NoRoom as error:
                     refusal = error
-                try:
-                    await self._preempt(claim, lease.id, barred, [])
-                except NoRoom as error:
-                    refusal = error
-                else:
-                    continue
+                if monotonic() >= again:
+                    here: list[str] = []
+                    try:
+                        await self._preempt(claim, lease.id, barred, here)
+                    except NoRoom as error:
+                        refusal = error
+                        if here:
+                            again, pause = monotonic() + pause, min(2 * pause, PAUSE_MAX)
+                    else:
+                        continue
                 if self._crowd.closed or wait <= 0 or not await self._crowd.changed(patience, claim):
                     assert refusal is not None
                     raise refusal
@@ -325,7 +333,7 @@ class Arbiter:
     async def _preempt(self, claim: Claim, cause: str, barred: Barred, here: list[str]) -> None:
         """Make room for a claim, or raise NoRoom; what holders gave by themselves meanwhile stays given.
 
-        `here` gets the targets that stand still for it now.
+        `here` gets the targets that were to stand still for it.
         """
         table = self.table
         victims = table.victims(claim)
@@ -353,7 +361,7 @@ class Arbiter:
     async def _freeze_some(
         self, claim: Claim, victims: Sequence[Lease], cause: str, barred: Barred, here: list[str]
     ) -> None:
-        """Freeze victims one by one until the claim can be met. `here` gets the targets that were frozen."""
+        """Freeze victims one by one until the claim can be met. `here` gets their targets."""
         targets: dict[str, list[Lease]] = {}
         never = barred() if any(one.state is State.PREEMPTING for one in victims) else frozenset()
         for one in victims:
@@ -373,12 +381,11 @@ class Arbiter:
                 return
             if not any(one.state is State.PREEMPTING for one in leases):
                 continue  # it gave in after all
+            here.append(target)
             try:
                 await self._freeze(target, cause, f"its memory is wanted at a higher priority ({cause})")
             except FreezeError as error:
                 journal.warning(f"{target} could not be frozen: {error.reason}")
-                continue
-            here.append(target)
         if self._fits(claim):
             return
         for target in here:
@@ -447,7 +454,8 @@ class Arbiter:
             standstill = self._frozen.get(target)
             if standstill is not None:
                 standstill.causes.discard(cause)
-        self._wake()
+        if targets:  # else nothing has changed: whoever failed would wake itself, again and again
+            self._wake()
 
     # --- letting go --------------------------------------------------------------------------------------
 

@@ -48,6 +48,8 @@ class Crowd:
 
     async def changed(self, deadline: float, claim: Claim | None = None) -> bool:
         """Wait for a change, or for one that may make room for a claim; False when the deadline came first."""
+        if deadline <= monotonic():
+            return False  # a change a turn would keep the deadline from ever being seen
         event = loop.Event()
         self._waiting[event] = claim
         if claim is not None and self._timer is None:
