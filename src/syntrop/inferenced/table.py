@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from heapq import heapify, heappop, heappush, nsmallest
 
-from syntrop.inferenced.lease import TRANSITIONS, NoRoom, NoSuchLease, OverQuota, State, WrongState, needed
+from syntrop.inferenced.lease import ENDS, TRANSITIONS, NoRoom, NoSuchLease, OverQuota, State, WrongState, needed
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -285,7 +285,7 @@ class Table:
 
         A Preempted lease becomes Active again with what it asks for, a Preempting one that shrinks stays asked.
         """
-        if lease.state is State.FROZEN or len(lease.slices) != 1:
+        if lease.state is State.FROZEN or lease.state in ENDS or len(lease.slices) != 1:
             raise WrongState(lease, State.ACTIVE)
         part = lease.slices[0]
         more = size - part.charge(lease.state)
