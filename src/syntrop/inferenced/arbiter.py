@@ -167,9 +167,13 @@ class Arbiter:
                             again, pause = monotonic() + pause, min(2 * pause, PAUSE_MAX)
                     else:
                         continue
-                if self._crowd.closed or wait <= 0 or not await self._crowd.changed(patience, claim):
+                late = self._crowd.closed or monotonic() >= patience
+                if late or not await self._crowd.changed(patience, claim):
                     assert refusal is not None
                     raise refusal
+                await self._gauge.refresh(needs, exact=False)
+                if self._fits(claim):  # often enough, and at once: a look at all holders takes its time
+                    return table.grant(lease, monotonic(), claim)
         finally:
             refusal = None  # its traceback has this frame: a ring for the collector, with each refusal
             # Also when the caller hung up in between: then the lease never came to be, and nobody stands still

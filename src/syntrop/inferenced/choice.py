@@ -78,8 +78,11 @@ async def choose(broker: Broker, tier: Tier, size: int, plane: str | None, kind:
     return found
 
 
-async def place(broker: Broker, tier: Tier, parts: Sequence[placement.Part], policy: str) -> tuple[str, ...]:
-    """The planes for a gang: with the room there is, else with the room there would be without weaker leases."""
+async def place(
+    broker: Broker, tier: Tier, parts: Sequence[placement.Part], policy: str, *, waits: bool = False
+) -> tuple[str, ...]:
+    """The planes for a gang: with the room there is, else with the room there would be without weaker leases; for
+    who `waits`, else with the room there would be without any. Raises what `choose()` does."""
     for part in parts:
         if part.plane is not None:
             _usable(broker, tier, part.plane)
@@ -106,6 +109,11 @@ async def place(broker: Broker, tier: Tier, parts: Sequence[placement.Part], pol
             for given in one.slices:
                 if given.memory in room:
                     room[given.memory] += given.charge(one.state)
+    try:
+        return placement.place(parts, usable, room, policy, fullness)
+    except placement.NoPlacement:
+        if waits:
+            room = {name: table.capacity(name) for name in memories}
     try:
         return placement.place(parts, usable, room, policy, fullness)
     except placement.NoPlacement as error:

@@ -110,7 +110,7 @@ class Leases:
         holder = await self._holder(call, unit, pid, allowInteractiveAuthentication)
         broker = await self._ready()
         admit(broker, tier, call.peer.uid, sum(part.size for part in parts))
-        where = await place(broker, tier, parts, chosen)
+        where = await place(broker, tier, parts, chosen, waits=wait > 0)
         topology = broker.topology
         lease = Lease(
             fresh_id(),

@@ -42,6 +42,8 @@ class Claim:
     """Bytes by plane of memory."""
     victims: dict[str, Lease] = field(default_factory=dict)
     """Leases that were asked to make room for it."""
+    stuck: bool = False
+    """All leases together have less than it needs: room kept for it would serve nobody."""
 
 
 class Table:
@@ -69,7 +71,11 @@ class Table:
 
     def lend(self, plane: str, capacity: int) -> None:
         """Set how many bytes of a plane's memory all leases together may have. May be less than they have now."""
-        self._capacity[plane] = capacity
+        if capacity != self._capacity.get(plane):
+            self._capacity[plane] = capacity
+            for claim in self.claims:
+                if plane in claim.needs:
+                    claim.stuck = self._is_stuck(claim.needs)
 
     def forget(self, plane: str) -> None:
         """The plane is gone; its leases are revoked first."""
@@ -92,7 +98,8 @@ class Table:
         if tier is not None:
             own = len(self.claims) if ahead is None or ahead not in self.claims else self.claims.index(ahead)
             for at, claim in enumerate(self.claims):
-                if claim is not ahead and (claim.tier > tier or (claim.tier == tier and at < own)):
+                first = claim.tier > tier or (claim.tier == tier and at < own)
+                if first and not claim.stuck and claim is not ahead:
                     free -= claim.needs.get(plane, 0)
         return free
 
@@ -153,7 +160,7 @@ class Table:
 
     def claim(self, tier: Tier, needs: Mapping[str, int], *, first: bool = False) -> Claim:
         """Stand in line for room, with `first` before all others of the tier; `withdraw()` it in the end."""
-        claim = Claim(tier, dict(needs))
+        claim = Claim(tier, dict(needs), stuck=self._is_stuck(needs))
         if first:
             self.claims.insert(0, claim)
         else:
@@ -167,6 +174,8 @@ class Table:
         found: set[Claim] = set()
         without: dict[Tier, int] = {}
         for claim in sorted(self.claims, key=lambda one: -one.tier):
+            if claim.stuck:
+                continue
             fits = True
             for plane, size in claim.needs.items():
                 if plane not in free:
@@ -435,6 +444,9 @@ class Table:
                 counts[plane] = count
             else:
                 del counts[plane]
+
+    def _is_stuck(self, needs: Mapping[str, int]) -> bool:
+        return any(size > self.capacity(plane) for plane, size in needs.items())
 
     def _expires_at(self, lease_id: str) -> float | None:
         lease = self.leases.get(lease_id)
