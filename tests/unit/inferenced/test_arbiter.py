@@ -215,7 +215,7 @@ def test_what_cannot_be_had_is_refused_and_all_that_was_begun_is_undone_backward
 
 
 def test_nobody_stands_still_where_it_would_not_do() -> None:
-    table, host, arbiter, want = scene()
+    _, host, arbiter, want = scene()
 
     async def main() -> None:
         await fill(arbiter, host)
