@@ -163,7 +163,7 @@ REFUSED: dict[str, tuple[Callable[[], int], str]] = {
 def test_what_nobody_could_safely_map_is_refused(launch: Any) -> None:
     unit = launch("inferenced")
     client = launch.client(unit, "fd.sock")
-    give(client, sealed(), 6)  # what is made with the first call is there
+    assert give(client, sealed(), 6).error is None  # what is made with the first call is there
     before = handles(unit, client)
     for name, (make, reason) in REFUSED.items():
         reply = give(client, make(), 6)
@@ -220,7 +220,7 @@ def test_a_thousand_publications_are_bounded_and_go_with_their_connection(launch
 def test_a_publication_ends_with_its_publisher_s_process(launch: Any) -> None:
     unit = launch("inferenced")
     client = launch.client(unit, "fd.sock")
-    give(client, sealed(), 6)  # what is made with the first call is there
+    assert give(client, sealed(), 6).error is None  # what is made with the first call is there
     before = handles(unit, client)
     # Its connection is passed on to us, so that it lives on when the process does not.
     program = """
@@ -247,7 +247,9 @@ signal.pause()
             assert process.stdout is not None
             id = process.stdout.readline().strip()
             _, fds, _, _ = socket.recv_fds(ours, 1, 1)
-            (handle,) = client.call(FETCH, descriptor_id=id).fds
+            reply = client.call(FETCH, descriptor_id=id)
+            assert reply.error is None, (id, reply.parameters)
+            (handle,) = reply.fds
         finally:
             process.kill()
     wait_for(

@@ -31,10 +31,17 @@ def wait_for(condition: Callable[[], object], what: str) -> None:
         select.select([], [], [], 0.01)
 
 
+# Nobody is refused because the machine that tests run on is under pressure.
+CALM = "[tuning]\ncritical_memory = 100.0\ncritical_memory_full = 100.0\ncritical_io = 100.0\n"
+
+
 class Host:
     """inferenced with the engine's double behind it."""
 
-    def __init__(self, launch: Any) -> None:
+    def __init__(self, launch: Any, folder: Path, settings: str = "") -> None:
+        config = folder / "inferenced" / "etc"
+        config.mkdir(parents=True)
+        (config / "inferenced.toml").write_text(CALM + settings)
         self.unit = launch("inferenced")
         self.run: Path = self.unit.run
         environment = {
@@ -83,8 +90,8 @@ class Host:
 
 
 @pytest.fixture
-def host(launch: Any) -> Iterator[Host]:
-    host = Host(launch)
+def host(launch: Any, tmp_path: Path) -> Iterator[Host]:
+    host = Host(launch, tmp_path)
     try:
         yield host
     finally:
@@ -166,10 +173,7 @@ def test_a_header_lowers_and_never_raises(host: Host) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_what_does_not_fit_is_told_with_its_numbers(launch: Any, tmp_path: Path, stream: bool) -> None:
-    folder = tmp_path / "inferenced" / "etc"
-    folder.mkdir(parents=True)
-    (folder / "inferenced.toml").write_text("[leases]\ncall_wait_ms = 0\n")
-    host = Host(launch)
+    host = Host(launch, tmp_path, "[leases]\ncall_wait_ms = 0\n")
     try:
         host.cache(1 << 45)
         with host.client() as client, pytest.raises(openai.InternalServerError) as caught:
@@ -215,6 +219,32 @@ def test_the_stronger_gets_the_memory_of_a_call(host: Host, stream: bool, launch
     assert [one["priority"] for one in host.leases()] == ["EmergencyTriage"]
 
 
+def test_nothing_is_left_of_calls_and_hang_ups(host: Host) -> None:
+    def handles() -> int:
+        return len(os.listdir(f"/proc/{host.unit.process.pid}/fd"))
+
+    def begin(client: openai.OpenAI) -> None:
+        stream = client.chat.completions.create(**ask(["say", "a"], ["repeat", "b", 0.02], stream=True))
+        next(iter(stream))
+        stream.close()
+
+    with host.client() as client:
+        client.chat.completions.create(**ask(["say", "a"]))
+        begin(client)
+    wait_for(lambda: not host.leases(), "the lease given back")
+    before = handles()
+    with host.client() as client:
+        for number in range(40):
+            if number % 4:
+                client.chat.completions.create(**ask(["say", "a"]))
+            else:
+                begin(client)
+    wait_for(lambda: not host.leases(), "all leases given back")
+    wait_for(lambda: len(host.events("hang-up")) == 11, "the engine to be hung up on")
+    # A connection to the engine more may be kept for later; none of ours is.
+    wait_for(lambda: handles() <= before + 1, "descriptors closed")
+
+
 def test_inference_in_pieces_and_as_one(host: Host) -> None:
     prompt = script(["say", "Hel"], ["say", "lo"])
     assert host.varlink.call(INFERENCE + "StreamInference", model="alpha:1", prompt=prompt).parameters == {
@@ -238,8 +268,8 @@ def test_inference_in_pieces_and_as_one(host: Host) -> None:
     wait_for(lambda: not host.leases(), "all leases given back")
 
 
-def test_models_are_told_of_pinned_and_evicted(launch: Any) -> None:
-    host = Host(launch)
+def test_models_are_told_of_pinned_and_evicted(launch: Any, tmp_path: Path) -> None:
+    host = Host(launch, tmp_path)
     try:
         call = host.varlink.call
         facts = {"format": "gguf", "path": "/models/alpha.gguf", "estimated_bytes": 1 << 20}
