@@ -66,7 +66,7 @@ launcher() { # LAUNCHER MODULE SITE-PACKAGES
     cat >"$1" <<END
 #!$prefix/bin/python3 -IS
 import sys; sys.path.append("$3")
-from syntrop.$2.__main__ import main; main()
+from syntrop.$2 import main; main()
 END
     chmod 755 "$1"
 }
@@ -118,10 +118,11 @@ END
     rm -f "$stage/bin/Activate.ps1"
     site=lib/$version/site-packages
     for daemon in $daemons; do
-        launcher "$stage/bin/$daemon" "${daemon#systemd-}" "$prefix/$site"
+        launcher "$stage/bin/$daemon" "${daemon#systemd-}.__main__" "$prefix/$site"
     done
-    launcher "$stage/bin/modeld-pull" modeld.pull "$prefix/$site"
-    launcher "$stage/bin/syntropctl" ctl "$prefix/$site"
+    launcher "$stage/bin/inferenced-aftermath" inferenced.aftermath "$prefix/$site"
+    launcher "$stage/bin/modeld-pull" modeld.pull.__main__ "$prefix/$site"
+    launcher "$stage/bin/syntropctl" ctl.__main__ "$prefix/$site"
     "$python" -m compileall -q -j0 -x '/tests?/' -s "$stage" -p "$prefix" "$stage/$site"
     mkdir -p "$stage/units"
     rm -rf "$stage/units/optional"

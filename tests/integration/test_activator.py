@@ -298,6 +298,26 @@ def test_a_service_that_does_not_take_its_connection_is_not_spun(units, launch, 
         assert len(starts(suite)) == 3
 
 
+def test_what_comes_after_the_end_comes_before_the_next_start(units, launch, tmp_path):
+    """`ExecStopPost=`, after a kill as after an orderly end; a command that fails or hangs holds nobody up."""
+    script = tmp_path / "after.py"
+    script.write_text(
+        "import os, sys, time\n"
+        "with open(os.environ['STATE_DIRECTORY'] + '/starts', 'a') as file: file.write('after\\n')\n"
+        "if sys.argv[1] == 'hang': time.sleep(600)\n"
+        "sys.exit(4)\n"
+    )
+    lines = "".join(f"ExecStopPost=/usr/bin/python3 -I {script} {word}\n" for word in ("fail", "hang"))
+    suite = launch(units=units(f"{lines}TimeoutStopSec=0.5"), idle=600)
+    facts = json.loads(ask(suite.endpoint("first"), "facts"))
+    os.kill(facts["pid"], signal.SIGKILL)
+    assert ask(suite.endpoint("first"), "again") == "again"
+    told = Path(suite.state, "syntrop/habits/starts").read_text().split()
+    assert [word for word in told if word == "after"] == told[1:3]
+    assert "ExecStopPost= of habits exited with status 4" in suite.log()
+    assert "killed by SIGKILL after" in suite.log()
+
+
 def test_a_missed_watchdog_is_the_end(units, launch):
     suite = launch(units=units("WatchdogSec=0.5\nTimeoutStopSec=5"), idle=600)
     with socket.socket(socket.AF_UNIX) as peer:

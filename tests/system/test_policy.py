@@ -22,7 +22,15 @@ def victim(machine: Machine) -> Iterator[str]:
 
 def ask(machine: Machine, user: str, method: str, signature: str, *arguments: str) -> str:
     """Standard error of a call to the manager: empty if it was let through."""
-    call = f"busctl --system call {MANAGER} {method} {signature} {' '.join(arguments)}"
+    call = [
+        "busctl",
+        "--system",
+        "call",
+        *MANAGER.split(),
+        method,
+        *([signature] if signature else []),
+        *arguments,
+    ]
     done = machine.run(call, user=user, check=False)
     assert bool(done.stderr) == (done.returncode != 0)
     return done.stderr
@@ -33,6 +41,36 @@ def test_inferenced_freezes_and_thaws(machine: Machine, victim: str) -> None:
     assert machine.property(victim, "FreezerState") == "frozen"
     assert ask(machine, "inferenced", "ThawUnit", "s", victim) == ""
     assert machine.property(victim, "FreezerState") == "running"
+
+
+def test_inferenced_signals_and_limits(machine: Machine, victim: str) -> None:
+    assert ask(machine, "inferenced", "KillUnit", "ssi", victim, "main", "28") == ""  # SIGWINCH
+    limit = ("true", "1", "MemoryHigh", "t", "122880")
+    assert ask(machine, "inferenced", "SetUnitProperties", "sba(sv)", victim, *limit) == ""
+    assert machine.property(victim, "MemoryHigh") == "122880"
+    assert ask(machine, "inferenced", "SetUnitProperties", "sba(sv)", victim, *limit[:4], str(2**64 - 1)) == ""
+    assert machine.property(victim, "MemoryHigh") == "infinity"
+
+
+def test_inferenced_may_ask_runtimed_to_yield_and_no_more(machine: Machine) -> None:
+    machine.run("systemctl start runtimed.service")
+    assert ask(machine, "inferenced", "KillUnit", "ssi", "runtimed.service", "main", "28") == ""
+    limit = ("true", "1", "MemoryHigh", "t", "122880")
+    for method, signature, arguments in (
+        ("FreezeUnit", "s", ()),
+        ("SetUnitProperties", "sba(sv)", limit),
+    ):
+        assert "Access denied" in ask(machine, "inferenced", method, signature, "runtimed.service", *arguments)
+
+
+@pytest.mark.parametrize(
+    "unit", ["dbus.service", "systemd-journald.service", "polkit.service", "system.slice", "init.scope",
+             "syntrop.slice", "systemd-sentry.service", "inferenced.service"],
+)  # fmt: skip
+def test_what_a_host_needs_is_neither_signalled_nor_limited(machine: Machine, unit: str) -> None:
+    assert "Access denied" in ask(machine, "inferenced", "KillUnit", "ssi", unit, "main", "15")
+    limit = ("true", "1", "MemoryHigh", "t", "122880")
+    assert "Access denied" in ask(machine, "inferenced", "SetUnitProperties", "sba(sv)", unit, *limit)
 
 
 @pytest.mark.parametrize("user", ["nobody", "syntrop", "syntrop-tool", "sentry"])

@@ -27,8 +27,8 @@ from machine import run_in_layers  # noqa: E402
 from roots import TRIXIE, Roots, built, digest, network, release_layer  # noqa: E402
 
 PATIENCE = 600  # seconds, on a machine that has other things to do
-MODULES = ("virtio_pci", "virtio_blk", "ext4", "crc32c_generic")
-PROOFS = ("memory", "processes", "processors", "nothing is left", "toold")
+MODULES = ("virtio_pci", "virtio_blk", "ext4", "crc32c_generic", "vgem")
+PROOFS = ("memory", "processes", "processors", "nothing is left", "vgem", "toold")
 # toold itself first: its own unit delegates the controllers that its tools get.
 RUN = """
 syntropctl run net_listeners >/dev/null
@@ -41,7 +41,7 @@ systemd-run --quiet --wait --pipe --property=Delegate=yes /usr/lib/syntrop/bin/p
 
 
 def kernel() -> Path:
-    """Debian's cloud kernel and a static busybox, unpacked."""
+    """Debian's kernel (its cloud kernel knows no graphics) and a static busybox, unpacked."""
     release = release_layer(TRIXIE)
 
     def make(target: Path) -> None:
@@ -49,13 +49,13 @@ def kernel() -> Path:
         run_in_layers(
             [release],
             "cd /out && apt-get update -qq && apt-get download -qq busybox-static $(apt-cache depends "
-            "linux-image-cloud-amd64 | sed -n 's/.*Depends: \\(linux-image[^ ]*\\)/\\1/p') && "
+            "linux-image-amd64 | sed -n 's/.*Depends: \\(linux-image[^ ]*\\)/\\1/p') && "
             "for package in *.deb; do dpkg -x $package . && rm $package; done",
             binds=[*binds, (str(target), "/out", False)],
             env=env,
         )
 
-    return built(f"kernel-{release.name}-{digest('1')}", make)
+    return built(f"kernel-{release.name}-{digest('2')}", make)
 
 
 def modules(folder: Path) -> dict[str, bytes]:

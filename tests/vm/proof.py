@@ -17,6 +17,7 @@ import time
 sys.path[:0] = glob.glob("/usr/lib/syntrop/lib/python3.*/site-packages")
 
 from syntrop.common import cgroup  # noqa: E402
+from syntrop.inferenced import topology  # noqa: E402
 from syntrop.toold import confinement, runner  # noqa: E402
 
 PYTHON = os.path.realpath("/usr/bin/python3")
@@ -94,6 +95,11 @@ def main() -> None:
 
     left = [entry.name for entry in os.scandir(tools.folder) if entry.is_dir()]
     tell("nothing is left", left, None, holds=not left)
+
+    # A device without hardware, whose driver tells nothing of memory.
+    plane = topology.read().planes.get("gpu-vgem")
+    shown = plane and [plane.driver, plane.device, plane.total]
+    tell("vgem", shown, None, holds=shown == ["vgem", "dri/renderD128", None])
 
 
 main()

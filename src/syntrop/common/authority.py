@@ -128,6 +128,7 @@ METHODS: Final[dict[str, dict[str, tuple[Right, ...]]]] = {
         "Freeze": (FREEZE,),
         "Thaw": (FREEZE,),
         "ListLeases": (READ,),
+        "ExplainLease": (READ,),
         "ListCompositeLeases": (READ,),
         "Watch": (LEASE_OWN, FOREIGN),
         "ListModels": (READ,),

@@ -273,9 +273,24 @@ class Group:
         """Let the processes run again, and wait until they do. Below a frozen parent they never do: NotInTime."""
         await self._change_and_wait("cgroup.freeze", "0", "frozen", 0, timeout)
 
+    async def wait_frozen(self, timeout: float = 2.0) -> None:
+        """Wait until all processes below stand still, whoever froze them. Raises NotInTime, NoSuchGroup."""
+        await self._change_and_wait("", "", "frozen", 1, timeout)
+
     async def kill(self, timeout: float = 5.0) -> None:
         """SIGKILL everything below at once (kernel 5.14), forks included, and wait until it is empty."""
         await self._change_and_wait("cgroup.kill", "1", "populated", 0, timeout)
+
+    def reclaim(self, size: int) -> None:
+        """Have the kernel take about `size` bytes of memory from the group (kernel 5.19). Blocks while it does.
+
+        Raises ControllerUnavailable, NotPermitted. That less could be had is no error: `memory_current()` tells.
+        """
+        try:
+            self._write("memory.reclaim", str(size))
+        except CgroupError as error:
+            if not isinstance(error.__cause__, OSError) or error.__cause__.errno != errno.EAGAIN:
+                raise
 
     def add(self, pid: int) -> None:
         """Move a process (0: ourselves) into this group."""
@@ -337,7 +352,8 @@ class Group:
 
         try:
             loop.watch(handle, look)
-            self._write(file, text)
+            if file:
+                self._write(file, text)
             look()
             with loop.deadline(timeout):
                 await reached.wait()

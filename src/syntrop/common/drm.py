@@ -12,10 +12,20 @@ read while `power/runtime_status` says `suspended`).
 | xe (tiles)        | `device/tile*/physical_vram_size_bytes`| `device/tile*/memory/vram0/used`       |
 | intel_vpu (accel) | none: it uses host memory              | `device/npu_memory_utilization`        |
 | nouveau, nvidia, virtio-gpu, vgem and all others | none            | none                                   |
+
+Some compute in the host's memory (`unified`), and have next to none of their own:
+
+- i915 and xe without local memory, on the processor's own bus (a card sits behind a bridge; where such a one tells
+  no local memory, its memory is unknown);
+- amdgpu where none of the files is there that the driver makes for cards alone (`mem_busy_percent`, `board_info`,
+  `mem_info_vram_vendor`, `pcie_bw`). `mem_info_gtt_total` is what it may map. If the firmware cut more than that
+  out of the host's memory, the cut counts as the device's own, as it is not the host's any more;
+- NPUs inside a processor (intel_vpu, amdxdna), and GPUs of systems on a chip.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 
 from syntrop.common import paths
@@ -39,6 +49,10 @@ _VENDORS = {
     "vgem": "virtual",
     "vkms": "virtual",
 }
+_CARDS_ALONE = ("mem_busy_percent", "board_info", "mem_info_vram_vendor", "pcie_bw")
+_ALWAYS_UNIFIED = frozenset(
+    ("intel_vpu", "amdxdna", "rocket", "ethosu", "msm", "panfrost", "panthor", "lima", "v3d", "etnaviv", "asahi")
+)
 _CLASSES = (("drm", "renderD", "gpu"), ("accel", "accel", "npu"))
 _LARGEST = 2**63 - 1
 _BLANK = b" " * 32  # the widest 64-bit number has 20 digits; int() ignores the blanks around
@@ -93,23 +107,29 @@ class _Suspended:
 class Device:
     """One render node or accelerator. Owns its descriptors: `close()` it.
 
-    `memory_used`, `memory_total` (bytes of its own memory) and `busy_percent` hold the last `sample()`.
+    `memory_used`, `memory_total` (bytes of its own memory), `mapped_used` (bytes of the host's, of a unified
+    amdgpu) and `busy_percent` hold the last `sample()`.
     """
 
     __slots__ = (
         "_available",
         "_busy",
+        "_mapped",
         "_open",
         "_suspended",
         "_used",
         "busy_percent",
         "driver",
         "kind",
+        "mapped_total",
+        "mapped_used",
         "memory_total",
         "memory_used",
         "name",
         "numa_node",
+        "path",
         "slot",
+        "unified",
         "vendor",
     )
 
@@ -118,24 +138,44 @@ class Device:
         parent = os.path.realpath(os.path.join(folder, "device"), strict=True)
         self.kind = kind
         self.name = os.path.basename(folder)
+        self.path = parent  # the device's folder in sysfs, resolved
         self.slot = os.path.basename(parent)  # `0000:03:00.0` on PCI
         self.driver = _driver(parent)
         self.vendor = _VENDORS.get(self.driver, "unknown")
         self.memory_total: int | None = None
         self.memory_used: int | None = None
+        self.mapped_total: int | None = None
+        self.mapped_used: int | None = None
         self.busy_percent: int | None = None
         self.numa_node = _numa_node(parent)
         self._open: list[_Number | _Suspended] = []
         self._used: list[_Number] = []
         self._available: _Number | None = None
         self._busy: _Number | None = None
+        self._mapped: _Number | None = None
         self._suspended: _Suspended | None = None
         try:
             self._open_files(parent)
         except BaseException:
             self.close()
             raise
+        self.unified = self._unified()
+        if self.unified and self.driver == "amdgpu":
+            self.mapped_total = _once(os.path.join(parent, "mem_info_gtt_total"))
+            self._mapped = self._number(os.path.join(parent, "mem_info_gtt_used"))
         self.sample()
+
+    def _unified(self) -> bool:
+        """Whether it computes in the host's memory; see above."""
+        if self.driver == "amdgpu":
+            if any(os.path.exists(os.path.join(self.path, name)) for name in _CARDS_ALONE):
+                return False
+            mapped = _once(os.path.join(self.path, "mem_info_gtt_total"))
+            return mapped is not None and mapped >= (self.memory_total or 0)
+        if self.driver in ("i915", "xe"):
+            above = os.path.basename(os.path.dirname(self.path))
+            return self.memory_total is None and above.startswith("pci")
+        return self.driver in _ALWAYS_UNIFIED
 
     def _open_files(self, parent: str) -> None:
         card = _card(parent)
@@ -188,6 +228,8 @@ class Device:
                 self.memory_used = total - available
         elif self._used:
             self.memory_used = self._sum_used()
+        if self._mapped is not None:
+            self.mapped_used = self._mapped.read()
         if self._busy is not None:
             asleep = self._suspended is not None and self._suspended.read()
             busy = None if asleep else self._busy.read()
@@ -206,7 +248,7 @@ class Device:
         while self._open:
             self._open.pop().close()
         self._used.clear()
-        self._available = self._busy = self._suspended = None
+        self._available = self._busy = self._mapped = self._suspended = None
 
     def __repr__(self) -> str:
         return f"Device({self.name}, {self.driver}, {self.memory_used} of {self.memory_total} bytes)"
@@ -222,8 +264,10 @@ def devices() -> list[Device]:
             for name in sorted(numbered, key=lambda name: int(name.removeprefix(prefix))):
                 try:
                     found.append(Device(kind, os.path.join(folder, name)))
-                except FileNotFoundError:
-                    continue  # unplugged between the listing and the opening
+                except OSError as error:
+                    if error.errno in (errno.EMFILE, errno.ENFILE):
+                        raise  # that is our trouble, and no reason to call the machine poorer
+                    continue  # unplugged between the listing and the opening, or a link that leads nowhere
     except BaseException:
         for device in found:
             device.close()
@@ -240,11 +284,11 @@ def _names(folder: str) -> list[str]:
 
 def _driver(parent: str) -> str:
     try:
-        return os.path.basename(os.readlink(os.path.join(parent, "driver")))
+        driver = os.path.basename(os.readlink(os.path.join(parent, "driver")))
     except OSError:
-        return os.path.basename(
-            parent
-        )  # virtual devices (vgem) have no driver and are named after their module
+        driver = "faux_driver"
+    # Virtual devices (vgem) have no driver, or since Linux 6.15 all of them this one: they are named after theirs.
+    return os.path.basename(parent) if driver == "faux_driver" else driver
 
 
 def _card(parent: str) -> str:

@@ -13,6 +13,8 @@
 4. Descriptors are armed one-shot (EPOLLONESHOT, epoll_ctl(2)), so a descriptor that was closed and whose
    number was used again needs no book-keeping here.
 5. All deadlines are on the monotonic clock.
+6. An *urgent* task, and whatever it starts and waits for, comes before all others: what became ready for it is
+   found between two steps of theirs, not only once a turn.
 """
 
 from __future__ import annotations
@@ -48,6 +50,7 @@ else:
 
 _IN, _OUT, _HUP = select.EPOLLIN, select.EPOLLOUT, 0
 _GONE = select.EPOLLHUP | select.EPOLLERR
+_TURN = 0.0005  # seconds for which steps of others may run before urgent descriptors are looked at
 _TIMERS = 256  # that are kept before those that were taken back are looked for
 _WORKERS = 8  # threads that `thread()` may have at once; further calls queue
 
@@ -130,11 +133,13 @@ class Future(Generic[T]):
 class Task(Future["T"]):
     """A running coroutine. Awaiting it gives its result or raises its error."""
 
-    __slots__ = ("_coroutine", "_interrupts", "_loop", "_waiting", "name")
+    __slots__ = ("_coroutine", "_interrupts", "_loop", "_queue", "_waiting", "name", "urgent")
 
-    def __init__(self, loop: Loop, coroutine: Coroutine[Any, Any, T], name: str) -> None:
+    def __init__(self, loop: Loop, coroutine: Coroutine[Any, Any, T], name: str, urgent: bool = False) -> None:
         super().__init__()
         self.name = name
+        self.urgent = urgent
+        self._queue = loop._first if urgent else loop._ready
         self._loop = loop
         self._coroutine = coroutine
         self._waiting: Future[Any] | None = None
@@ -152,14 +157,14 @@ class Task(Future["T"]):
         if waiting is not None and not waiting.done:
             waiting._callbacks.remove(self._resume)
             self._waiting = None
-            self._loop.call_soon(self._step)
+            self._queue.append((self._step, ()))
 
     def _withdraw(self, error: BaseException) -> None:
         if error in self._interrupts:
             self._interrupts.remove(error)
 
     def _resume(self, _future: Future[Any]) -> None:
-        self._loop.call_soon(self._step)
+        self._queue.append((self._step, ()))
 
     def _step(self) -> None:
         if self.done:
@@ -231,6 +236,7 @@ class Loop:
     def __init__(self) -> None:
         self.current: Task[Any] | None = None
         self._ready: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
+        self._first: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()  # of urgent tasks
         self._timers: list[Timer] = []
         self._timers_most = _TIMERS
         self._epoll = select.epoll()
@@ -240,6 +246,10 @@ class Loop:
         self._hangups: dict[int, tuple[Future[None], int]] = {}
         self._watchers: dict[int, Callable[[int], object]] = {}
         self._known: set[int] = set()
+        # Descriptors that urgent tasks wait for are in a set of their own, which is one of the others' set.
+        self._urgent: select.epoll | None = None
+        self._urgent_fd = -1
+        self._urgent_known: set[int] = set()
         self._foreign: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._epoll.register(self._wake_read, select.EPOLLIN)
@@ -291,16 +301,20 @@ class Loop:
             raise RuntimeError(f"two tasks wait for descriptor {fd} in one direction")
         future: Future[None] = Future()
         waiters[fd] = future
-        self._arm(fd)
+        self._arm(fd, self.is_urgent())
         return future
 
     def hangup(self, fd: int, *, half: bool) -> Future[None]:
         future: Future[None] = Future()
         self._hangups[fd] = (future, select.EPOLLRDHUP if half else _HUP)
-        self._arm(fd)
+        self._arm(fd, self.is_urgent())
         return future
 
-    def _arm(self, fd: int) -> None:
+    def is_urgent(self) -> bool:
+        """Whether the task that runs now is."""
+        return self.current is not None and self.current.urgent
+
+    def _arm(self, fd: int, urgent: bool) -> None:
         mask = select.EPOLLONESHOT
         if fd in self._readers:
             mask |= _IN
@@ -308,18 +322,38 @@ class Loop:
             mask |= _OUT
         if fd in self._hangups:
             mask |= self._hangups[fd][1]
+        epoll, known = self._epoll, self._known
+        if urgent:
+            if fd in known:
+                self._unregister(fd)
+            if self._urgent is None:
+                self._urgent = select.epoll()
+                self._urgent_fd = self._urgent.fileno()
+                self._epoll.register(self._urgent_fd, select.EPOLLIN)
+            epoll, known = self._urgent, self._urgent_known
+        elif fd in self._urgent_known:
+            self._unregister(fd)
         # The number may be a new file since we last saw it, or the same: either call may be the right one.
-        if fd in self._known:
+        if fd in known:
             try:
-                self._epoll.modify(fd, mask)
+                epoll.modify(fd, mask)
                 return
             except FileNotFoundError:
                 pass
         try:
-            self._epoll.register(fd, mask)
+            epoll.register(fd, mask)
         except FileExistsError:
-            self._epoll.modify(fd, mask)
-        self._known.add(fd)
+            epoll.modify(fd, mask)
+        known.add(fd)
+
+    def _unregister(self, fd: int) -> None:
+        for epoll, known in ((self._epoll, self._known), (self._urgent, self._urgent_known)):
+            if fd in known and epoll is not None:
+                known.discard(fd)
+                try:
+                    epoll.unregister(fd)
+                except OSError:
+                    pass  # closed already
 
     def watch(self, fd: int, function: Callable[[int], object]) -> None:
         self._epoll.register(fd, select.EPOLLPRI)
@@ -332,12 +366,7 @@ class Loop:
         self._readers.pop(fd, None)
         self._writers.pop(fd, None)
         self._hangups.pop(fd, None)
-        if fd in self._known:
-            self._known.discard(fd)
-            try:
-                self._epoll.unregister(fd)
-            except OSError:
-                pass  # closed already
+        self._unregister(fd)
 
     def _dispatch(self, fd: int, events: int) -> None:
         if fd == self._wake_read:
@@ -361,16 +390,27 @@ class Loop:
             del self._hangups[fd]
             hangup[0].set_result(None)
         if fd in self._readers or fd in self._writers or fd in self._hangups:
-            self._arm(fd)
+            self._arm(fd, fd in self._urgent_known)
+
+    def _look_first(self) -> None:
+        """Do what is urgent now."""
+        if self._urgent is not None:
+            for fd, events in self._urgent.poll(0, 64):
+                self._dispatch(fd, events)
+        first = self._first
+        for _ in range(len(first)):
+            function, arguments = first.popleft()
+            function(*arguments)
 
     # --- tasks, threads, signals -------------------------------------------------------------------------
 
-    def spawn(self, coroutine: Coroutine[Any, Any, T], name: str, eager: bool) -> Task[T]:
-        task = Task(self, coroutine, name or getattr(coroutine, "__qualname__", "task"))
+    def spawn(self, coroutine: Coroutine[Any, Any, T], name: str, eager: bool, urgent: bool = False) -> Task[T]:
+        name = name or getattr(coroutine, "__qualname__", "task")
+        task = Task(self, coroutine, name, urgent or self.is_urgent())
         if eager:
             task._step()
         else:
-            self.call_soon(task._step)
+            task._queue.append((task._step, ()))
         return task
 
     def thread(self, function: Callable[..., T], *arguments: Any) -> Future[T]:
@@ -441,26 +481,33 @@ class Loop:
 
     def run(self, main: Coroutine[Any, Any, T]) -> T:
         task = self.spawn(main, "main", False)
-        ready, poll = self._ready, self._epoll.poll
+        ready, first, poll, looked = self._ready, self._first, self._epoll.poll, 0.0
         while not task.done:
-            if ready:
+            if ready or first:
                 timeout = 0.0
             elif self._timers:
                 timeout = max(0.0, self._timers[0].when - monotonic())
             else:
                 timeout = -1.0
             for fd, events in poll(timeout, 256):
-                self._dispatch(fd, events)
+                if fd != self._urgent_fd:
+                    self._dispatch(fd, events)
             if self._timers:
                 now = monotonic()
                 while self._timers and self._timers[0].when <= now:
                     timer = heappop(self._timers)
                     if timer.function is not None:
                         ready.append((timer.expire, ()))
+            if first or self._urgent is not None:
+                self._look_first()
+                looked = monotonic()
             # What becomes ready meanwhile waits for the next turn: descriptors and timers are never starved.
             for _ in range(len(ready)):
                 function, arguments = ready.popleft()
                 function(*arguments)
+                if first or (self._urgent is not None and monotonic() - looked > _TURN):
+                    self._look_first()
+                    looked = monotonic()
         return task.result()
 
     def close(self) -> None:
@@ -469,6 +516,8 @@ class Loop:
         if self._old_wakeup is not None:
             signal.set_wakeup_fd(self._old_wakeup)
         self._epoll.close()
+        if self._urgent is not None:
+            self._urgent.close()
         os.close(self._wake_read)
         os.close(self._wake_write)
 
@@ -496,9 +545,12 @@ def run(main: Coroutine[Any, Any, T]) -> T:
         loop.close()
 
 
-def spawn(coroutine: Coroutine[Any, Any, T], name: str = "", *, eager: bool = False) -> Task[T]:
-    """Start a task, with `eager` at once, up to its first wait. An error that nobody awaits is logged."""
-    return _running().spawn(coroutine, name, eager)
+def spawn(
+    coroutine: Coroutine[Any, Any, T], name: str = "", *, eager: bool = False, urgent: bool = False
+) -> Task[T]:
+    """Start a task, with `eager` at once, up to its first wait; with `urgent`, or from an urgent one, it comes
+    before all that are not. An error that nobody awaits is logged."""
+    return _running().spawn(coroutine, name, eager, urgent)
 
 
 def current() -> Task[Any]:
@@ -570,7 +622,11 @@ def forget(fd: int) -> None:
 
 def sleep(seconds: float) -> Future[None]:
     future: Future[None] = Future()
-    _running().call_later(seconds, future.set_result, None)
+    loop = _running()
+    if seconds <= 0 and loop.is_urgent():
+        loop._first.append((future.set_result, (None,)))  # timers come once a turn
+    else:
+        loop.call_later(seconds, future.set_result, None)
     return future
 
 
@@ -616,7 +672,8 @@ async def stop(task: Task[Any]) -> None:
 
 
 class deadline:
-    """`with deadline(seconds):` raises TimeoutError in the block when it takes longer. None never fires."""
+    """`with deadline(seconds):` raises TimeoutError in the block when it takes longer. None never fires by itself;
+    another task may `expire()` it while the block runs."""
 
     __slots__ = ("_marker", "_seconds", "_task", "_timer")
 
@@ -635,8 +692,13 @@ class deadline:
         return self
 
     def _fire(self) -> None:
-        self._marker = Cancelled()
-        self._task._interrupt(self._marker)
+        if self._marker is None:
+            self._marker = Cancelled()
+            self._task._interrupt(self._marker)
+
+    def expire(self) -> None:
+        """The time is up already. Only from another task, and while the block runs."""
+        self._fire()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -646,7 +708,8 @@ class deadline:
         if self._marker is None:
             return
         if error is self._marker:
-            raise TimeoutError(f"not done within {self._seconds:g} s") from None
+            took = "in time" if self._seconds is None else f"within {self._seconds:g} s"
+            raise TimeoutError(f"not done {took}") from None
         self._task._withdraw(self._marker)
 
 

@@ -29,7 +29,7 @@ _PYTHON_MAX, _GROUPS_MAX = 1024, 65536 * 4
 class Peer:
     """A peer's credentials. `groups` and `pidfd` are fetched at first use, so while the socket is open."""
 
-    __slots__ = ("_groups", "_pidfd", "_socket", "gid", "pid", "uid")
+    __slots__ = ("_groups", "_identity", "_pidfd", "_socket", "gid", "pid", "uid")
 
     def __init__(self, sock: socket.socket | None, uid: int, gid: int, pid: int) -> None:
         self.uid = uid
@@ -38,6 +38,7 @@ class Peer:
         self._socket = sock
         self._groups: frozenset[int] | None = None
         self._pidfd: int | None = None
+        self._identity: tuple[int, int, str] | None = None
 
     @property
     def known(self) -> bool:
@@ -70,11 +71,14 @@ class Peer:
         """
         if self.pid <= 0:
             return None
-        started = start_time(self.pid)
-        if started is None or (self.pidfd is not None and exited(self.pidfd)):
-            # In the second case the number may already have been another's when it was read.
+        pidfd = self.pidfd
+        if self._identity is None or pidfd is None:  # a process that is held keeps what tells it from others
+            started = start_time(self.pid)
+            self._identity = None if started is None else (self.pid, started, boot_id())
+        if pidfd is not None and exited(pidfd):
+            # The number may already have been another's when the rest was read.
             return None
-        return self.pid, started, boot_id()
+        return self._identity
 
     def close(self) -> None:
         """Give the process descriptor back. The socket is its owner's to close."""

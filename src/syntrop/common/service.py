@@ -87,24 +87,29 @@ class Daemon:
         self.settings = settings
         self.started = monotonic()
         self.stopping = False
-        self._endpoints: list[tuple[str, str, int, Connect]] = []
+        self._endpoints: list[tuple[str, str, int, Connect, bool]] = []
+        self._on_drain: list[Callable[[], None]] = []
         self._on_stop: list[Callable[[], Coroutine[Any, Any, None]]] = []
         self._on_reload: list[Callable[[], None]] = []
         self._holds = 0
         self._touched = self.started
+        self._stirred = loop.Event()  # something happened that may have been the last to hold the daemon
         self._connections: dict[Connection, tuple[loop.Task[None], float]] = {}
-        self._listeners: list[tuple[Listener, Connect]] = []
+        self._listeners: list[tuple[Listener, Connect, bool]] = []
         self._acceptors: list[loop.Task[None]] = []
         self._end = _End()
 
     # --- what a daemon's build() uses ----------------------------------------------------------------------
 
-    def serve(self, endpoint: str, connect: Connect, *, unit: str = "", mode: int = 0o666) -> None:
+    def serve(
+        self, endpoint: str, connect: Connect, *, unit: str = "", mode: int = 0o666, urgent: bool = False
+    ) -> None:
         """Serve an endpoint; `connect` takes an accepted socket and gives a connection, or None to drop it.
 
-        `mode` is for a Unix socket that is bound by hand: without a manager whose unit says so.
+        `mode` is for a Unix socket that is bound by hand: without a manager whose unit says so. Connections of an
+        `urgent` endpoint come before those of others, however many of them are busy.
         """
-        self._endpoints.append((endpoint, unit or f"{self.name}.socket", mode, connect))
+        self._endpoints.append((endpoint, unit or f"{self.name}.socket", mode, connect, urgent))
 
     def serve_varlink(
         self,
@@ -113,6 +118,7 @@ class Daemon:
         *,
         unit: str = "",
         mode: int = 0o666,
+        urgent: bool = False,
     ) -> Server:
         """Serve Varlink interfaces on an endpoint."""
         from syntrop.common.varlink.server import Identity, Server
@@ -124,12 +130,17 @@ class Daemon:
             connections_per_uid=self.settings.connections_max_per_uid,
             after_call=self.touch,
         )
-        self.serve(endpoint, server.connect, unit=unit, mode=mode)
+        self.serve(endpoint, server.connect, unit=unit, mode=mode, urgent=urgent)
         return server
 
     def busy(self) -> Busy:
         """Something that must not be lost by exiting: a stream, a lease, an undo journal."""
         return Busy(self)
+
+    def on_drain(self, function: Callable[[], None]) -> None:
+        """Run when the daemon begins to stop, before its connections are waited for: to end calls that would not
+        end by themselves. Calls that have arrived already may still begin after it."""
+        self._on_drain.append(function)
 
     def on_stop(self, function: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Run before the process exits, idle or stopped; last registered first."""
@@ -142,6 +153,7 @@ class Daemon:
     def touch(self) -> None:
         """Note activity: the idle time starts again."""
         self._touched = monotonic()
+        self._stirred.set()
 
     def connections(self) -> int:
         return len(self._connections)
@@ -163,6 +175,11 @@ class Daemon:
         notify.stopping("Stopping" if self._end.asked else "Idle")
         await loop.stop(idle)
         self._ignore()
+        for begin in self._on_drain:
+            try:
+                begin()
+            except Exception as error:
+                journal.exception("A step of stopping failed", error)
         await self._drain()
         for function in reversed(self._on_stop):
             try:
@@ -170,10 +187,10 @@ class Daemon:
             except Exception as error:
                 journal.exception("A step of stopping failed", error)
 
-    def _open(self, passed: Sequence[Listener] | None) -> list[tuple[Listener, Connect]]:
-        opened: list[tuple[Listener, Connect]] = []
+    def _open(self, passed: Sequence[Listener] | None) -> list[tuple[Listener, Connect, bool]]:
+        opened: list[tuple[Listener, Connect, bool]] = []
         given = _addresses(self.settings.listen, [endpoint for endpoint, *_ in self._endpoints])
-        for endpoint, unit, mode, connect in self._endpoints:
+        for endpoint, unit, mode, connect, urgent in self._endpoints:
             if passed is not None:
                 claimed = activation.claim(passed, endpoint, unit)
                 if not claimed:
@@ -181,9 +198,9 @@ class Daemon:
             else:
                 default = [] if endpoint == activation.TCP else [paths.endpoint(endpoint)]
                 claimed = [activation.bind(address, mode) for address in given.get(endpoint, default)]
-            opened += [(one, connect) for one in claimed]
+            opened += [(one, connect, urgent) for one in claimed]
         if passed is not None:
-            known = {id(one) for one, _ in opened}
+            known = {id(one) for one, *_ in opened}
             for one in passed:
                 if id(one) not in known:
                     journal.warning(f"Closed a socket that no endpoint claims: {one.address} ({one.unit})")
@@ -194,8 +211,8 @@ class Daemon:
 
     def _listen(self) -> None:
         self._acceptors = [
-            loop.spawn(self._accept(one, connect), f"accept {one.address}")
-            for one, connect in self._listeners
+            loop.spawn(self._accept(one, connect, urgent), f"accept {one.address}", urgent=urgent)
+            for one, connect, urgent in self._listeners
         ]
 
     def _ignore(self) -> None:
@@ -203,12 +220,12 @@ class Daemon:
             acceptor.cancel()
         self._acceptors = []
 
-    async def _accept(self, listener: Listener, connect: Connect) -> None:
+    async def _accept(self, listener: Listener, connect: Connect, urgent: bool) -> None:
         while True:
             await loop.readable(listener.socket.fileno())
             for _ in range(_ACCEPT_BATCH):
                 try:
-                    if not self._accept_one(listener, connect):
+                    if not self._accept_one(listener, connect, urgent):
                         break
                 except OSError as error:
                     # Out of descriptors or memory: the connection stays in the backlog; do not spin on it.
@@ -216,14 +233,14 @@ class Daemon:
                     await loop.sleep(0.1)
                     break
 
-    def _accept_one(self, listener: Listener, connect: Connect) -> bool:
+    def _accept_one(self, listener: Listener, connect: Connect, urgent: bool) -> bool:
         sock = activation.accept(listener.socket)
         if sock is None:
             return False
         self.touch()
         connection = connect(sock)
         if connection is not None:
-            task = loop.spawn(self._attend(connection), "connection")
+            task = loop.spawn(self._attend(connection), "connection", urgent=urgent)
             self._connections[connection] = (task, monotonic())
         return True
 
@@ -236,14 +253,17 @@ class Daemon:
             self._connections.pop(connection, None)
             self.touch()
 
-    def _holding(self) -> bool:
+    def _held(self) -> float | None:
+        """Seconds for which the daemon is kept, 0 if by nothing; None: until something is told of by touch()."""
         if self._holds:
-            return True
-        now = monotonic()
+            return None
+        now, grace = monotonic(), 0.0
         for connection, (_, since) in self._connections.items():
-            if not connection.idle or (not connection.served and now - since < FRESH_GRACE):
-                return True
-        return False
+            if not connection.idle:
+                return None
+            if not connection.served:
+                grace = max(grace, since + FRESH_GRACE - now)
+        return grace
 
     async def _exit_when_idle(self) -> None:
         limit = self.settings.idle_exit_sec
@@ -254,10 +274,16 @@ class Daemon:
             if left > 0:
                 await loop.sleep(left)
                 continue
-            if self._holding():
-                # A long stream, or a caller's grace: looked at again after a whole idle time, at most 10 s, so
-                # that it costs next to no wake-ups. What ends meanwhile touches the clock itself.
-                await loop.sleep(min(max(limit, 0.05), 10.0))
+            held = self._held()
+            if held is None or held > 0:
+                # A long stream, a lease, or a new caller's grace. Whatever ends touches the clock, so nobody looks
+                # again and again: a daemon that is held costs no wake-ups.
+                self._stirred.clear()
+                try:
+                    with loop.deadline(held):
+                        await self._stirred.wait()
+                except TimeoutError:
+                    pass
                 continue
             self._ignore()
             if self._accept_last():
@@ -274,9 +300,9 @@ class Daemon:
 
     def _accept_last(self) -> bool:
         accepted = False
-        for listener, connect in self._listeners:
+        for listener, connect, urgent in self._listeners:
             try:
-                accepted |= self._accept_one(listener, connect)
+                accepted |= self._accept_one(listener, connect, urgent)
             except OSError as error:
                 journal.error(f"Cannot accept on {listener.address}: {error.strerror}")
         return accepted
@@ -351,9 +377,7 @@ def _addresses(listen: Sequence[str], endpoints: Sequence[str]) -> dict[str, lis
     return result
 
 
-async def _main(
-    daemon: Daemon, build: Callable[[Daemon], None], passed: Sequence[Listener] | None
-) -> None:
+async def _main(daemon: Daemon, build: Callable[[Daemon], None], passed: Sequence[Listener] | None) -> None:
     build(daemon)
     await daemon.run(passed)
 

@@ -8,7 +8,7 @@ from syntrop.common.varlink.errors import VarlinkError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from typing import Any, TypeVar
 
     from syntrop.common.service import Daemon
@@ -39,8 +39,9 @@ class Context1:
         self._keeper_made: Keeper | None = None
         self._composer: Composer | None = None
         self._live: Live | None = None
-        self._watchers: set[loop.Queue[Event]] = set()
+        self._watchers: set[loop.Queue[Event | None]] = set()
         self._accounts: Any = None
+        daemon.on_drain(self._end_watches)
         daemon.on_stop(self._stop)
         loop.call_later(SCAN_AFTER, self._begin)
 
@@ -114,14 +115,18 @@ class Context1:
         name = None if unit is None else _unit(unit)
         operator = await self._operator(call)
         await self._caught_up()
-        queue: loop.Queue[Event] = loop.Queue(QUEUED_MAX)
+        queue: loop.Queue[Event | None] = loop.Queue(QUEUED_MAX)
         self._watchers.add(queue)
+        if self._daemon.stopping:
+            self._end_watches()
         assert self._live is not None
         self._live.follow_journal(+1)
         try:
             await call.send({})
             while True:
                 event = await queue.get()
+                if event is None:
+                    return {}
                 if name is None or event.unit == name:
                     await call.send({"event": await self._in_store(lambda e=event: self._told(e, operator))})  # type: ignore[misc]
                 if queue not in self._watchers:
@@ -215,7 +220,11 @@ class Context1:
         if self._watchers:
             loop.threadsafe(self._deliver, events)
 
-    def _deliver(self, events: list[Event]) -> None:
+    def _end_watches(self) -> None:
+        """The daemon stops: who watches gets what has happened, and a last reply."""
+        self._deliver([None])
+
+    def _deliver(self, events: Sequence[Event | None]) -> None:
         for queue in list(self._watchers):
             for event in events:
                 try:

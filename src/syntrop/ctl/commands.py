@@ -126,6 +126,12 @@ def parser() -> argparse.ArgumentParser:
     one.add_argument("--json", action="store_true")
     one.set_defaults(run=_models_starter)
 
+    one = verbs.add_parser("devices", help="see what computes here, its memory, and the ways between")
+    one.add_argument("plane", nargs="?", metavar="PLANE", help="all of one: its identifier or its device")
+    one.add_argument("--links", action="store_true", help="show the ways between planes")
+    one.add_argument("--json", action="store_true", help="print JSON")
+    one.set_defaults(run=_devices)
+
     one = verbs.add_parser("drift", help="see what changed, on the machine or around a unit")
     one.add_argument("unit", nargs="?", metavar="UNIT", help="rank by what this unit has to do with it")
     one.add_argument("--since", type=_span, default=86400, metavar="SPAN", help="90, 15min, 2h, 1d (default: 1d)")
@@ -285,6 +291,13 @@ def _span(text: str) -> int:
         return seconds(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _devices(options: argparse.Namespace) -> int:
+    from syntrop.ctl import arbiter
+    from syntrop.ctl.devices import devices
+
+    return arbiter.run(devices(options.plane, links=options.links, as_json=options.json))
 
 
 def _drift(options: argparse.Namespace) -> int:

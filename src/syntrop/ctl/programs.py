@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 MODULES = {
     "routerd": "syntrop.routerd",
     "inferenced": "syntrop.inferenced",
+    "inferenced-aftermath": "syntrop.inferenced.aftermath",
     "modeld": "syntrop.modeld",
     "modeld-pull": "syntrop.modeld.pull",
     "contextd": "syntrop.contextd",

@@ -7,6 +7,7 @@
 | starting | a process that has not said READY | `TimeoutStartSec=` | awake, stopping, asleep, held |
 | awake | a process | the watchdog, if any | stopping, asleep, held |
 | stopping | a process that was told to go | `TimeoutStopSec=`, then SIGKILL | asleep, held |
+| clearing | a process of `ExecStopPost=`, on the way to each of the next | `TimeoutStopSec=` | asleep, held |
 | held | nothing; connections wait in the kernel | the end of the back-off | starting, asleep |
 """
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from syntrop.ctl.units import ServiceUnit
 
 ASLEEP, STARTING, AWAKE, STOPPING, HELD = "asleep", "starting", "awake", "stopping", "held"
+CLEARING = "clearing"
 CLEAN_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGPIPE)  # systemd.service(5)
 
 
@@ -46,6 +48,8 @@ class Service:
         self._restart = False  # what `Restart=` says of the last failure
         self._watchdog = 0.0
         self._invocation = ""
+        self._remaining: list[str] = []  # of `ExecStopPost=`
+        self._end = (0, False, 0.0)  # of the main process: status, whether it came before READY, after how long
         self.configure(unit, listeners)
 
     def configure(self, unit: ServiceUnit, listeners: list[Listener]) -> None:
@@ -84,13 +88,8 @@ class Service:
 
     def _launch(self) -> int:
         unit, home = self.unit, self.home
-        variables = programs.environment(unit, os.environ)
-        account = self._account()
-        variables.update(self._folders(account))
-        variables.update(home.environment)
+        variables, account = self._variables()
         self._invocation = variables["INVOCATION_ID"] = os.urandom(16).hex()
-        if account:
-            variables.update(USER=account.name, LOGNAME=account.name, HOME=account.home)
         if self.listeners:
             variables["LISTEN_FDS"] = str(len(self.listeners))
             names = (listener.unit.descriptor_name for listener in self.listeners)
@@ -100,13 +99,28 @@ class Service:
         self._watchdog = unit.watchdog if unit.watchdog != float("inf") else 0.0
         if self._watchdog:
             variables["WATCHDOG_USEC"] = str(round(self._watchdog * 1e6))
-        words, _ = unitfile.command(unit.command_line, variables)
+        handles = [listener.socket.fileno() for listener in self.listeners]
+        return self._execute(unit.command_line, variables, account, handles)
+
+    def _variables(self) -> tuple[dict[str, str], spawn.Account | None]:
+        """The environment of the unit's processes, and whom they run as."""
+        variables = programs.environment(self.unit, os.environ)
+        account = self._account()
+        variables.update(self._folders(account))
+        variables.update(self.home.environment)
+        if account:
+            variables.update(USER=account.name, LOGNAME=account.name, HOME=account.home)
+        return variables, account
+
+    def _execute(
+        self, line: str, variables: dict[str, str], account: spawn.Account | None, handles: list[int]
+    ) -> int:
+        words, _ = unitfile.command(line, variables)
         arguments, more = programs.resolve(words)
         variables.update(more)
-        theirs = home.output(self.name)
+        theirs = self.home.output(self.name)
         try:
-            handles = [listener.socket.fileno() for listener in self.listeners]
-            return spawn.Program(unit, arguments, variables, handles, theirs, account).start()
+            return spawn.Program(self.unit, arguments, variables, handles, theirs, account).start()
         finally:
             os.close(theirs)
 
@@ -181,6 +195,9 @@ class Service:
             self.home.log.own(WARNING, f"{self.name} did not stop in time and is killed")
             if self.unit.send_sigkill:
                 self.kill(signal.SIGKILL)
+        elif self.state == CLEARING:
+            self.home.log.own(WARNING, f"ExecStopPost= of {self.name} takes too long and is killed")
+            self.kill(signal.SIGKILL)
 
     def _take_down(self, now: float, verdict: str) -> None:
         """A watchdog failure: the unit's signal (which may leave a core), then SIGKILL."""
@@ -207,9 +224,34 @@ class Service:
             os.kill(self.pid, number)
 
     def ended(self, status: int, now: float) -> None:
-        """The main process is gone. `status` as waitstatus_to_exitcode gives it: negative for a signal."""
-        lived = now - self._since
-        early = self.state == STARTING
+        """A process is gone. `status` as waitstatus_to_exitcode gives it: negative for a signal."""
+        if self.state == CLEARING:
+            if status:
+                self.home.log.own(WARNING, f"ExecStopPost= of {self.name} {_how(status)}")
+        else:
+            self._end = status, self.state == STARTING, now - self._since
+            self._remaining = list(self.unit.stop_post)
+        self.pid = 0
+        self.home.kill_strays(self._invocation)
+        while self._remaining:
+            if self._clear(self._remaining.pop(0), now):
+                return
+        self._ended(*self._end, now)
+
+    def _clear(self, line: str, now: float) -> bool:
+        """Run a command of `ExecStopPost=`; whether it could be started."""
+        try:
+            variables, account = self._variables()
+            variables["INVOCATION_ID"] = self._invocation
+            self.pid = self._execute(line, variables, account, [])
+        except (OSError, KeyError, unitfile.UnitError) as error:
+            self.home.log.own(WARNING, f"ExecStopPost= of {self.name} cannot be started: {error}")
+            return False
+        self.state = CLEARING
+        self._set_deadline(now + self.unit.timeout_stop)
+        return True
+
+    def _ended(self, status: int, early: bool, lived: float, now: float) -> None:
         self._clear_up()
         how = _how(status)
         clean = _in(status, self.unit.success) or status == 0 or -status in CLEAN_SIGNALS
@@ -232,9 +274,7 @@ class Service:
             self.home.listen(self, True)
 
     def _clear_up(self) -> None:
-        """What the process left behind: its runtime folders, and children that were given to us."""
-        self.pid = 0
-        self.home.kill_strays(self._invocation)
+        """What the process left behind: its runtime folders."""
         if not self.unit.preserve_runtime and self.unit.folders["RuntimeDirectory"]:
             import shutil
 

@@ -28,8 +28,9 @@ LIMITS = (
 )  # fmt: skip
 # What the activator does as systemd would.
 HONOURED_SERVICE = {
-    "Type", "ExecStart", "Environment", "EnvironmentFile", "PassEnvironment", "UnsetEnvironment", "UMask",
-    "WorkingDirectory", "User", "Group", "SupplementaryGroups", "OOMScoreAdjust", "Nice", "NoNewPrivileges",
+    "Type", "ExecStart", "ExecStopPost", "Environment", "EnvironmentFile", "PassEnvironment", "UMask",
+    "UnsetEnvironment", "WorkingDirectory", "User", "Group", "SupplementaryGroups", "OOMScoreAdjust", "Nice",
+    "NoNewPrivileges",
     "Restart", "RestartSec", "RestartSteps", "RestartMaxDelaySec", "SuccessExitStatus", "Sockets",
     "RestartPreventExitStatus", "TimeoutSec", "TimeoutStartSec", "TimeoutStopSec", "TimeoutAbortSec",
     "WatchdogSec", "WatchdogSignal", "KillSignal", "SendSIGKILL", "NotifyAccess", "NonBlocking",
@@ -94,7 +95,7 @@ class ServiceUnit:
         "command_line", "environment", "environment_files", "folder_modes", "folders", "group",
         "groups", "kill_signal", "limits", "max_delay", "name", "new_privileges", "nice", "non_blocking",
         "notify_access", "oom_score", "pass_environment", "preserve_runtime", "prevent_restart", "restart",
-        "restart_delay", "restart_steps", "send_sigkill", "success", "timeout_abort", "timeout_start",
+        "restart_delay", "restart_steps", "send_sigkill", "stop_post", "success", "timeout_abort", "timeout_start",
         "timeout_stop", "type", "umask", "unset_environment", "user", "watchdog", "watchdog_signal",
         "working_directory",
     )  # fmt: skip
@@ -106,6 +107,8 @@ class ServiceUnit:
         if len(lines) != 1:
             raise UnitError(f"{unit.name}: {len(lines)} ExecStart= lines; one is needed")
         self.command_line = lines[0]
+        self.stop_post = read.all("ExecStopPost")
+        """Commands that are run one after the other once the process has ended, however it did."""
         self.type = read.text("Type", "simple")
         if self.type not in ("simple", "exec", "notify", "notify-reload"):
             raise UnitError(f"{unit.name}: Type={self.type} is not supported")

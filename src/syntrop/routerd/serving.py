@@ -7,26 +7,26 @@ import json
 from time import monotonic, monotonic_ns, time
 
 from syntrop.common.http import chat
+from syntrop.common.http.delivery import Delivery, failure
+from syntrop.common.http.delivery import reply as reply
+from syntrop.common.http.delivery import told as told
 from syntrop.common.http.errors import HttpError
 from syntrop.routerd import asking
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from typing import Any
 
+    from syntrop.common.http.dialects import Dialect, Embedding
     from syntrop.common.http.http1 import Head
     from syntrop.common.http.server import Exchange
     from syntrop.common.settings import Settings
     from syntrop.routerd.attempts import Attempts
-    from syntrop.routerd.dialects import Dialect, Embedding
     from syntrop.routerd.metrics import Metrics
     from syntrop.routerd.router import Router
 
-JSON = ("content-type", "application/json")
 _YES, _NO = ("yes", "true", "1", "on"), ("no", "false", "0", "off")
 _HEADER_MAX = 1024
-_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
 class Headers:
@@ -54,16 +54,14 @@ class Headers:
         routing.local = routing.local or self.local
 
 
-class Turn:
+class Turn(Delivery):
     """One request of a dialect, from its body to the end of its answer."""
 
-    __slots__ = ("_arrived", "_attempts", "_dialect", "_exchange", "_last", "_metrics", "_reply", "_settings")
+    __slots__ = ("_arrived", "_attempts", "_last", "_metrics")
 
     def __init__(self, exchange: Exchange, dialect: Dialect, metrics: Metrics, settings: Settings) -> None:
-        self._exchange = exchange
-        self._dialect = dialect
+        super().__init__(exchange, dialect, headers_after=settings.headers_after_sec, ping=settings.ping_sec)
         self._metrics = metrics
-        self._settings = settings
         self._arrived = monotonic()
         self._last = 0.0
 
@@ -81,7 +79,7 @@ class Turn:
         metrics.waiting += 1
         try:
             try:
-                self._attempts = await router.generate(requests, triage=headers.triage)
+                self._source = self._attempts = await router.generate(requests, triage=headers.triage)
             except chat.EngineError as error:
                 raise failure(dialect, error, started=False) from error
             try:
@@ -94,6 +92,15 @@ class Turn:
         finally:
             if not self._last:
                 metrics.waiting -= 1
+
+    def _asked(self) -> object:
+        return self._attempts.place
+
+    def _who(self) -> tuple[tuple[str, str], ...]:
+        return who(self._attempts)
+
+    def _broken(self) -> None:
+        self._metrics.broken += 1
 
     async def _load(self, router: Router, request: chat.GenerateRequest, headers: Headers) -> None:
         """There is nothing to answer: the model is to be in memory, or out of it."""
@@ -132,86 +139,6 @@ class Turn:
         place = self._attempts.place
         if place is not None and asking.alias(request.model) is not None:
             self._reply.model = place.model
-
-    async def _collect(self, request: chat.GenerateRequest) -> None:
-        """The whole answer as one object."""
-        attempts = self._attempts
-        events: list[chat.Event] = []
-        try:
-            while not attempts.complete:
-                came = [await attempts.next(), *attempts.ready()]
-                self._note(came)
-                events += came
-        except chat.EngineError as error:
-            raise failure(self._dialect, error, started=bool(events)) from error
-        self._settle(request)
-        await self._keep(request)
-        try:
-            answer = self._reply.whole(events)
-        except chat.EngineError as error:
-            raise failure(self._dialect, error, started=True) from error
-        body = _encode(answer).encode()
-        await self._exchange.reply(200, [JSON, *who(attempts), *self._dialect.named(self._exchange.id)], body)
-
-    async def _stream(self, request: chat.GenerateRequest) -> None:
-        """The answer as it is made. Errors before the headers have a status, later ones are events."""
-        attempts, exchange, reply, settings = self._attempts, self._exchange, self._reply, self._settings
-        event: chat.Event | None
-        try:
-            event = await attempts.next(settings.headers_after_sec)
-        except TimeoutError:
-            event = None
-        except chat.EngineError as error:
-            raise failure(self._dialect, error, started=False) from error
-
-        headers = (*reply.headers, *who(attempts), *self._dialect.named(exchange.id))
-        told = attempts.place
-        if event is None:
-            await exchange.start(200, headers, reply.ping)
-            try:
-                while event is None:
-                    try:
-                        event = await attempts.next(settings.ping_sec)
-                    except TimeoutError:
-                        await exchange.send(reply.ping)
-            except chat.EngineError as error:
-                return await self._break(error)
-        self._settle(request)
-        data = b""
-        if exchange.started and attempts.place is not told and reply.ping.startswith(b":"):
-            # The headers named the one that was asked then. A comment names the one that answers.
-            data = "".join(f": {name}: {text}\n" for name, text in who(attempts)).encode() + b"\n"
-        try:
-            while True:
-                if event is not None:
-                    # What has piled up meanwhile goes out at once, each piece still an event of its own.
-                    events = [event, *attempts.ready()]
-                    self._note(events)
-                    data += reply.frames(events)
-                    if attempts.complete:
-                        await self._keep(request)
-                        data += reply.end()
-                    if exchange.started:
-                        await exchange.send(data)
-                    else:
-                        await exchange.start(200, headers, data)
-                    data = b""
-                    if attempts.complete:
-                        return await exchange.finish()
-                try:
-                    event = await attempts.next(settings.ping_sec)
-                except TimeoutError:
-                    event = None
-                    await exchange.send(reply.ping)
-        except chat.EngineError as error:
-            if not exchange.started:
-                raise failure(self._dialect, error, started=True) from error
-            await self._break(error)
-
-    async def _break(self, error: chat.EngineError) -> None:
-        # Not finished: the connection breaks off behind the event, so that no client takes it for the end.
-        self._metrics.broken += 1
-        await self._exchange.send(self._reply.broken(failure(self._dialect, error, started=True)))
 
 
 async def embed(
@@ -253,27 +180,6 @@ async def count_tokens(exchange: Exchange, router: Router, headers: Headers) -> 
     except chat.EngineError as error:
         raise told(anthropic.failure(error, started=False), error) from error
     await reply(exchange, token_count(tokens), (anthropic.ID_HEADER, exchange.id))
-
-
-async def reply(exchange: Exchange, value: dict[str, Any], *headers: tuple[str, str]) -> None:
-    await exchange.reply(200, [JSON, *headers], json.dumps(value, ensure_ascii=False).encode())
-
-
-def failure(dialect: Dialect | Embedding, error: chat.EngineError, *, started: bool) -> HttpError:
-    return told(dialect.failure(error, started=started), error)
-
-
-def told(answer: HttpError, error: chat.EngineError) -> HttpError:
-    """The answer to an error, with what the error knows of whether and when to repeat the request."""
-    headers = dict(answer.headers)
-    if "x-should-retry" not in headers:
-        if getattr(error, "final", False) or isinstance(error, chat.Denied):
-            headers.pop("retry-after", None)
-            headers["x-should-retry"] = "false"
-        elif error.retry_after is not None and answer.status in (429, 503, 529):
-            headers["retry-after"] = str(max(1, -int(-error.retry_after // 1)))
-    answer.headers = tuple(headers.items())
-    return answer
 
 
 def who(attempts: Attempts) -> tuple[tuple[str, str], ...]:

@@ -13,7 +13,7 @@ Text goes to the loop as it comes; when the loop is slower, it finds several pie
 
 Memory is taken block by block. Where the budget has none left, the generation with the least claim to its cache
 (lowest tier, then the latest) gives it back, waits in its place in the queue, and reads its tokens again when
-there is room. Only what does not fit alone fails.
+there is room. Only what does not fit alone fails; Batch work that lacks what inferenced lends to others waits.
 """
 
 from __future__ import annotations
@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Engine", "Generation", "GenerationError", "OutOfMemory", "Overloaded", "Result", "Tier"]
 
+LATER = 2.0  # seconds after which Batch work that lacks memory tries again
+
 
 class Overloaded(Exception):
     """No slot is free and the queue is full, or the memory cannot hold it; the text has the numbers."""
@@ -54,6 +56,7 @@ class Engine:
         self._changed = Condition()
         self._schedule = Schedule(max_slots, max_queue)
         self._closing = False
+        self._wanted_back = self._given_back = 0
         self._ended = allocate_lock()
         self._ended.acquire()
         start_new_thread(any, (self._thread(),))
@@ -111,7 +114,13 @@ class Engine:
         """
         with self._changed:
             self._schedule.yield_batch(seconds, give_back=give_back)
+            self._wanted_back += give_back
             self._changed.notify()
+
+    @property
+    def gives_back(self) -> bool:
+        """Whether caches that `yield_batch` asked back are still to be given up."""
+        return self._wanted_back != self._given_back and not self._closing
 
     def resume_batch(self) -> None:
         with self._changed:
@@ -203,7 +212,10 @@ class Engine:
         while True:
             with self._changed:
                 dropped = self._schedule.drop_cancelled()
+                wanted_back = self._wanted_back
                 taken = self._schedule.turn()
+                if not dropped and not taken:
+                    self._given_back = wanted_back
                 if not dropped and not taken and not self._schedule.running and not self._closing:
                     self._changed.wait(self._schedule.patience())
                     continue
@@ -213,6 +225,7 @@ class Engine:
             for one in taken:
                 one.release_cache()
                 one.model.kv.budget.compact()
+            self._given_back = wanted_back
             if closing:
                 return None
             if self._schedule.running:
@@ -299,7 +312,13 @@ class Engine:
             except OverBudget as error:
                 others = [other for other in self._schedule.holders() if other is not one]
                 if not others:
-                    self._drop(one, OutOfMemory(str(error)))
+                    if one.tier == Tier.Batch and one.model.kv.budget.is_short:
+                        with self._changed:
+                            self._schedule.requeue(one)
+                            self._schedule.yield_batch(LATER)
+                        one.release_cache()
+                    else:
+                        self._drop(one, OutOfMemory(str(error)))
                     break
                 last = max([one, *others], key=lambda other: other.rank)
                 with self._changed:

@@ -17,7 +17,7 @@ from time import monotonic
 
 from syntrop.common import journal, loop, paths
 from syntrop.common.varlink.errors import ConnectionLost, InvalidReply, VarlinkError
-from syntrop.runtimed.leases import Leases
+from syntrop.runtimed.leases import Leases, Refused
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -86,6 +86,7 @@ class Library:
         memory_max: int = 0,
         prefixes_max: int = 0,
         kv_type: str = "f16",
+        lease_wait: float = 0.3,
     ) -> None:
         self._busy = busy
         self._threads = threads
@@ -100,7 +101,7 @@ class Library:
         self._weights: dict[str, int] = {}  # bytes counted, by digest
         self._adapted: dict[Attached, AbstractContextManager[Any]] = {}  # holds the daemon
         self._kept: dict[str, Kept] = {}  # by digest
-        self._leases = Leases()
+        self.leases = Leases(lease_wait)
         self._loaded: dict[str, Loaded] = {}  # by digest, the least recently used first
         self._resolving: dict[str, loop.Task[Loaded]] = {}  # by name, which may be a digest
         self._loading: dict[str, loop.Task[Loaded]] = {}  # by digest
@@ -115,9 +116,19 @@ class Library:
         """Bytes of keys and values, those included that are kept of earlier work."""
         return 0 if self._budget is None else self._budget.used - self._budget.weights
 
-    def compact(self) -> int:
-        """Give up what is kept of earlier work; its bytes."""
-        return 0 if self._budget is None else self._budget.compact()
+    @property
+    def used_bytes(self) -> int:
+        """Bytes of weights, keys and values."""
+        return 0 if self._budget is None else self._budget.used
+
+    def compact(self, size: int = 0) -> int:
+        """Give up what is kept of earlier work, until no more than `size` bytes are used; its bytes."""
+        return 0 if self._budget is None else self._budget.compact(size)
+
+    async def shrink(self, size: int) -> None:
+        """Unload idle models, the one used longest ago first, until no more than `size` bytes are used."""
+        while self.used_bytes > size and (idle := self._idle()) is not None:
+            await self.unload(idle)
 
     def set_threads(self, threads: int) -> None:
         """From the next step on, for all models."""
@@ -147,7 +158,7 @@ class Library:
 
     async def resolve(self, name: str) -> Loaded | None:
         """The loaded model that the store says a name means, or None. Raises NoSuchModel and CannotLoad."""
-        digest, _ = await self._inspect(name)
+        digest, *_ = await self._inspect(name)
         if digest in self._loaded:
             self._names[name] = (digest, monotonic())
         return self._loaded.get(digest)
@@ -159,13 +170,13 @@ class Library:
         del self._loaded[model.digest]
         self._release(model.digest)
         self.detach(model)
-        self._leases.give(model.digest)
         for name in [name for name, (digest, _) in self._names.items() if digest == model.digest]:
             del self._names[name]
         # A step for a caller who has just hung up may still be running, and is waited for.
         await loop.thread(model.close)
         if self._budget is not None:
             self._budget.give_weights(self._weights.pop(model.digest, 0))
+        self.leases.settle_soon()
         return freed
 
     # --- models that are to stay ----------------------------------------------------------------------------
@@ -212,7 +223,7 @@ class Library:
 
         try:
             with self._busy():
-                digest, identifier = await self._inspect(name)
+                digest, identifier, _ = await self._inspect(name)
                 handle, size = await self._file({"id": digest})
                 try:
                     await self._make_room(identifier, size, place=False)
@@ -271,16 +282,24 @@ class Library:
     async def _resolve_and_load(self, name: str) -> Loaded:
         with self._busy():
             try:
-                # Imports take as long as an answer of a modeld that is asleep: do both at once.
+                # Imports take as long as an answer of a modeld or an inferenced that is asleep: do all at once.
                 imports = loop.thread(_warm)
-                digest, identifier = await self._inspect(name)
+                self.leases.wake()
+                digest, identifier, size = await self._inspect(name)
                 await imports
                 found = self._loaded.get(digest)
                 if found is None:
+                    if digest not in self._loading and self.budget.held + size <= self.budget.ceiling:
+                        self.leases.ahead(size)
                     found = await self._once(self._loading, digest, self._load(identifier, digest))
             except MemoryError as error:
                 reason = str(error) or "the system gives no more"
                 raise CannotLoad(f"{name} cannot be loaded, memory ran out: {reason}") from None
+            except BaseException:
+                self.leases.settle_soon()
+                raise
+            finally:
+                self.leases.rest()
             self._names[name] = (digest, monotonic())
             self._touch(found)
             return found
@@ -310,9 +329,6 @@ class Library:
             raise
         await self._account(model, size)
         self._loaded[digest] = model
-        pool = getattr(model.model, "kv", None)
-        caches = 0 if pool is None else pool.cost(model.model.context)
-        self._leases.take(digest, self._weights[digest] + caches)
         journal.info(
             f"Loaded {identifier}: {model.model.memory_bytes} bytes, {model.model.level}, "
             f"{threads} threads, in {monotonic() - started:.3f} s"
@@ -330,10 +346,11 @@ class Library:
                 available = memory.available()
                 limit = UNLIMITED if available is None else int(available * memory.SHARE)
             self._budget = Budget(limit, self._prefixes_max or int(limit * memory.PREFIX_SHARE))
+            self.leases.budget = self._budget
         return self._budget
 
     async def _make_room(self, name: str, size: int, *, place: bool = True) -> None:
-        """Room for so many bytes, which are taken, and (place) for one more model. Raises NoRoom."""
+        """Room for so many bytes, which are leased and taken, and (place) for one more model. Raises NoRoom."""
         from syntrop.runtimed.model.kv import OverBudget
 
         while True:
@@ -341,16 +358,25 @@ class Library:
             there = len(self._loaded) + len(self._loading) - 1
             if there < self._models_max or not place:
                 try:
+                    if self.budget.held + size > self.budget.ceiling:
+                        raise OverBudget(size, self.budget)
+                    await self.leases.cover(size)
                     self.budget.take_weights(size)
                     return
                 except OverBudget as error:
                     reason = f"{name} does not fit beside the models and caches that are at work: {error.reason}"
+                except Refused as error:
+                    reason = f"{name} does not fit: {error}"
             else:
                 reason = f"{there} of {self._models_max} models are loaded, and all are at work or have adapters"
-            idle = next((one for one in self._loaded.values() if not one.users and one.attached is None), None)
+            idle = self._idle()
             if idle is None:
                 raise NoRoom(reason)
             await self.unload(idle)
+
+    def _idle(self) -> Loaded | None:
+        """Of the models that nobody uses the one that was used longest ago."""
+        return next((one for one in self._loaded.values() if not one.users and one.attached is None), None)
 
     async def _account(self, model: Loaded, size: int) -> None:
         """Count what the model takes in place of its file's size. Raises NoRoom, when the model is gone again."""
@@ -378,7 +404,7 @@ class Library:
 
     async def _check(self, name: str) -> None:
         try:
-            digest, _ = await self._inspect(name)
+            digest, *_ = await self._inspect(name)
             if name in self._names:
                 self._names[name] = (digest, monotonic())
         except NoSuchModel:
@@ -416,11 +442,11 @@ class Library:
             size: int = reply.parameters["size"]
             return reply.take_fd(reply.parameters["fd"]), size
 
-    async def _inspect(self, name: str) -> tuple[str, str]:
-        """(digest, identifier) of a name."""
+    async def _inspect(self, name: str) -> tuple[str, str, int]:
+        """Digest, identifier and bytes of what a name means."""
         with await self._call("Inspect", {"id": name}) as reply:
             info = reply.parameters["info"]
-            return info["digest"], info["id"]
+            return info["digest"], info["id"], info["size_bytes"]
 
     async def _call(self, method: str, parameters: dict[str, Any]) -> Any:
         from syntrop.common.varlink.client import connect

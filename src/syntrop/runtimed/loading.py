@@ -137,6 +137,9 @@ class Loaded:
         }
         if self.attached is not None:
             told["lora"] = self.attached.name
+        pool = getattr(self.model, "kv", None)
+        if pool is not None:
+            told["cache_token_bytes"] = pool.token_bytes
         return told
 
     def close(self) -> None:

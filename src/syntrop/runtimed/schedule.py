@@ -113,7 +113,7 @@ class Schedule:
 
     def yield_batch(self, seconds: float, *, give_back: bool = False) -> None:
         self._yielded_until = monotonic() + seconds
-        self._give_back = give_back
+        self._give_back = self._give_back or give_back
 
     def patience(self) -> float | None:
         """Seconds after which a turn may find work although nothing has changed."""

@@ -52,6 +52,7 @@ class Runtime1:
             memory_max=settings.memory_max,
             prefixes_max=settings.prefixes_max,
             kv_type=settings.kv_type,
+            lease_wait=settings.lease_wait_sec,
         )
 
     def reload(self) -> None:
@@ -64,10 +65,10 @@ class Runtime1:
         self._library.set_threads(resolve("runtimed", TABLE, sys.argv[1:]).threads)
 
     def yield_batch(self) -> None:
-        """The host needs its resources: Batch work stands still for a while, and memory without users goes."""
-        if self._engine is not None:
-            self._engine.yield_batch(self._settings.yield_sec, give_back=True)
-        self._library.compact()
+        """The host needs its resources: Batch work stands still for a while, and memory is given back."""
+        from syntrop.runtimed.yielding import give_back
+
+        loop.spawn(give_back(self._library, self._engine, self._settings.yield_sec), "give back", eager=True)
 
     async def stop(self) -> None:
         """End the engine; what still generates fails."""

@@ -101,6 +101,15 @@ TABLE = (
         minimum=0,
     ),
     Setting(
+        "lease_wait_sec",
+        float,
+        0.3,
+        "How long work waits for inferenced to lease it memory before it goes on without.",
+        unit="seconds",
+        minimum=0,
+        maximum=60,
+    ),
+    Setting(
         "store_timeout_sec",
         float,
         10.0,

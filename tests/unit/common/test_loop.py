@@ -118,6 +118,27 @@ def test_deadline_interrupts_a_wait_and_only_its_own() -> None:
     assert loop.run(main()) == "inner"
 
 
+def test_a_deadline_that_another_task_expires() -> None:
+    async def main() -> list[str]:
+        told = []
+        for seconds in (None, 60.0):
+            try:
+                with loop.deadline(seconds) as limit:
+                    loop.call_later(0.01, limit.expire)
+                    loop.call_later(0.01, limit.expire)  # twice is once
+                    try:
+                        with loop.deadline(60):
+                            await loop.sleep(60)
+                    except TimeoutError:
+                        told.append("inner")
+            except TimeoutError as error:
+                told.append(str(error))
+        await loop.sleep(0.02)
+        return told
+
+    assert loop.run(main()) == ["not done in time", "not done within 60 s"]
+
+
 def test_outer_deadline_passes_through_the_inner_one() -> None:
     async def main() -> str:
         try:

@@ -54,7 +54,7 @@ class Folders(Library):
 
     async def _call(self, method: str, parameters: dict[str, Any]) -> Reply:
         if method == "Inspect":
-            return Reply({"info": {"id": NAME, "digest": DIGEST}})
+            return Reply({"info": {"id": NAME, "digest": DIGEST, "size_bytes": 1}})
         assert (method, parameters["id"]) == ("Open", DIGEST)
         file = parameters.get("file")
         self.opened.append(file or "")

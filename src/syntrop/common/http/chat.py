@@ -65,13 +65,15 @@ class Message:
 
 class Routing:
     """What a client says about the way of its request: a `tier` of difficulty (fast, hard; None: open), which
-    never raises the lease's tier; `local`: it must not leave this machine."""
+    never raises the lease's tier; `local`: it must not leave this machine; `priority`: whose turn it is at the
+    local engine, as that spells it (None: left to the engine)."""
 
-    __slots__ = ("local", "tier")
+    __slots__ = ("local", "priority", "tier")
 
     def __init__(self, tier: str | None = None, *, local: bool = False) -> None:
         self.tier = tier
         self.local = local
+        self.priority: str | None = None
 
 
 class GenerateRequest:

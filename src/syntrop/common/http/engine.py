@@ -105,6 +105,13 @@ class Engine:
         reply = await self._call(f"{_MODELS}.List", {}, paths.endpoint(_MODELS))
         return list(dict.fromkeys(entry["id"] for entry in reply["models"]))
 
+    async def status(self, model: str) -> dict[str, Any] | None:
+        """Runtime1's `LoadedModel`; None for a model that is not in memory."""
+        loaded: dict[str, Any] | None = (await self._call(f"{RUNTIME}.GetModelStatus", {"model": model})).get(
+            "model"
+        )
+        return loaded
+
     async def probe(self, timeout: float) -> float:
         started = monotonic()
         try:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
 
     from syntrop.common.http.server import Connection
+    from syntrop.common.peer import Peer
 
     Handler = Callable[["Exchange"], Awaitable[None]]
     Headers = Iterable[tuple[str, str]]
@@ -79,7 +80,12 @@ class Exchange:
     @property
     def uid(self) -> int:
         """The client's user on a Unix socket; `peer.UNKNOWN` on TCP."""
-        return self._connection.uid
+        return self._connection.peer.uid
+
+    @property
+    def peer(self) -> Peer:
+        """Who the client is, as far as the kernel knows."""
+        return self._connection.peer
 
     async def body(self) -> bytes:
         """The whole body. Raises HttpError (408, 413, 415 and malformed ones) and Disconnected."""

@@ -51,10 +51,10 @@ class Connection:
         limits: Limits | None = None,
         busy: Callable[[], AbstractContextManager[object]] | None = None,
         ended: Callable[[], None] | None = None,
-        uid: int = peer.UNKNOWN,
+        who: peer.Peer | None = None,
     ) -> None:
         sock.setblocking(False)
-        self.uid = uid
+        self.peer = who or peer.Peer(None, peer.UNKNOWN, peer.UNKNOWN, 0)
         self.limits = limits or Limits()
         self.local = sock.family == socket.AF_UNIX
         self.retired = False
@@ -128,6 +128,7 @@ class Connection:
             self._closed = True
             loop.forget(self._fd)
             self._socket.close()
+            self.peer.close()
             if self._ended is not None:
                 self._ended()
 
@@ -326,8 +327,9 @@ class Server:
 
     def connect(self, sock: socket.socket) -> Connection | None:
         """Take an accepted socket over; None, with the socket closed, where a cap forbids it."""
-        uid = peer.of(sock).uid
-        if not self._caps.admit(uid):
+        who = peer.of(sock)
+        if not self._caps.admit(who.uid):
+            who.close()
             sock.close()
             return None
         return Connection(
@@ -335,6 +337,6 @@ class Server:
             self._handler,
             limits=self.limits,
             busy=self._busy,
-            ended=lambda: self._caps.release(uid),
-            uid=uid,
+            ended=lambda: self._caps.release(who.uid),
+            who=who,
         )

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from syntrop.common.http.provider import Generation
 
-_AT_ONCE = 4
+AT_ONCE = 4
 _AHEAD = 16  # events read ahead of the client
 
 
@@ -24,7 +24,7 @@ class Together:
     """A `provider.Generation` of others. `starts` begin them; each has `choices` choices, numbered on."""
 
     def __init__(
-        self, starts: Sequence[Callable[[], Generation]], choices: int = 1, *, at_once: int = _AT_ONCE
+        self, starts: Sequence[Callable[[], Generation]], choices: int = 1, *, at_once: int = AT_ONCE
     ) -> None:
         self._queue: loop.Queue[chat.Event | Exception] = loop.Queue(_AHEAD)
         self._next: Exception | None = None

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 CONNECTIONS_MAX = 4096
 CONNECTIONS_PER_UID = 1024
 SEND_TIMEOUT = 45.0  # seconds without progress after which a slow reader is given up, as in sd-varlink
-STEPS = 32  # calls or replies of one connection in a row, about 2 ms of small ones
+STEPS = 8  # calls or replies of one connection in a row, about half a millisecond of small ones
 RECEIVE_TIMEOUT = 45.0  # seconds in which a message that has begun is to be whole: half a call holds no daemon
 SERVICE = "org.varlink.service"
 
@@ -217,9 +217,10 @@ class Server:
 class Connection:
     """One caller. `run()` serves it to its end; `retire()` ends it without losing a call."""
 
-    __slots__ = ("_retired", "_steps", "_wire", "calling", "peer", "served", "server")
+    __slots__ = ("_on_close", "_retired", "_steps", "_wire", "calling", "peer", "served", "server")
 
     def __init__(self, server: Server, sock: socket.socket, who: Peer) -> None:
+        self._on_close: list[Callable[[], object]] = []
         self.server = server
         self.peer = who
         self.calling = False
@@ -232,6 +233,10 @@ class Connection:
     def idle(self) -> bool:
         """Between calls, with nothing of a next one seen."""
         return not self.calling and self._wire.quiet
+
+    def when_closed(self, function: Callable[[], object]) -> None:
+        """Have `function` called once the connection has ended, however it did."""
+        self._on_close.append(function)
 
     def retire(self) -> None:
         """End the connection in order: calls that have arrived are answered, later ones fail to be sent.
@@ -278,6 +283,9 @@ class Connection:
             wire.close()
             self.server.disconnected(self.peer)
             self.peer.close()
+            for function in self._on_close:
+                function()
+            self._on_close.clear()
 
     async def _refuse(self, why: str) -> None:
         journal.debug(f"Closed a connection of uid {self.peer.uid}: {why}")

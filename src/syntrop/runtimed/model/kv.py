@@ -20,10 +20,12 @@ from __future__ import annotations
 
 from _thread import allocate_lock
 from collections import OrderedDict
+from threading import Condition
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
-from syntrop.runtimed import _kernels
+from syntrop.runtimed import _kernels, ration
 from syntrop.runtimed.model.errors import BadRequest, NoMemory
 
 if TYPE_CHECKING:
@@ -37,6 +39,7 @@ lib = _kernels.lib
 
 BLOCK: int = lib.SY_BLOCK  # tokens
 UNLIMITED = 1 << 62
+ANSWER_MAX = 1.0  # seconds: whoever asks inferenced gives up before
 
 
 class OverBudget(NoMemory):
@@ -67,11 +70,20 @@ class Budget:
     """Bytes that the weights and blocks of several models may take, counted exactly.
 
     `idle_max` bounds the part of them in blocks that no sequence holds. One lock guards the budget and its pools.
+
+    `leased` of them are leased of inferenced (leases.py). `hungry` is called, in any thread, when blocks come near
+    that; the answer is waited for where a block would go beyond.
     """
 
     def __init__(self, limit: int = UNLIMITED, idle_max: int = UNLIMITED) -> None:
         self.lock = allocate_lock()
         self.limit = limit
+        self.ceiling = limit  # which the limit may rise to again
+        self.leased = UNLIMITED
+        self.hungry: Callable[[], object] = lambda: None
+        self.need = 0  # bytes that are to be leased, when it is called
+        self._asked = False
+        self._answer = Condition(self.lock)
         self.idle_max = idle_max
         self.weights = 0
         self.used = 0  # weights and blocks
@@ -83,10 +95,15 @@ class Budget:
         """Bytes that somebody has a use for."""
         return self.used - self.idle
 
+    @property
+    def is_short(self) -> bool:
+        """Whether inferenced has refused more, for the time being."""
+        return self.limit < self.ceiling
+
     def take_weights(self, size: int) -> None:
-        """Count weights in. Raises OverBudget."""
+        """Count weights in, which are leased already. Raises OverBudget."""
         with self.lock:
-            self.take(size)
+            self._count(size)
             self.weights += size
 
     def give_weights(self, size: int) -> None:
@@ -94,16 +111,50 @@ class Budget:
             self.used -= size
             self.weights -= size
 
-    def compact(self) -> int:
-        """Give up all blocks that no sequence holds; their bytes."""
+    def compact(self, size: int = 0) -> int:
+        """Give up blocks that no sequence holds, until no more than `size` bytes are used; their bytes."""
         with self.lock:
-            freed = self.idle
-            self._trim(0)
-            return freed
+            before = self.used
+            while self._idle and self.used > size:
+                self._evict()
+            return before - self.used
+
+    def allow(self, leased: int, limit: int) -> None:
+        """So much is leased, and so much may be used for the time being."""
+        with self.lock:
+            self.leased, self.limit = leased, limit
+            self._answer.notify_all()
+
+    def lease_is_unknown(self) -> None:
+        """Nobody leases anything: what the settings allow may be used."""
+        self.allow(UNLIMITED, self.ceiling)
+
+    def answered(self) -> None:
+        """What `hungry` set going has come to its end."""
+        with self.lock:
+            self._asked = False
+            self._answer.notify_all()
 
     # For pools, which hold the lock:
 
     def take(self, size: int) -> None:
+        if self.held + size <= self.limit and self.used + size + ration.LOW > self.leased < self.limit:
+            self._lease(size)
+        self._count(size)
+
+    def _lease(self, size: int) -> None:
+        """Have more leased, and wait for it where it is needed now."""
+        patience = monotonic() + ANSWER_MAX
+        while self.leased < self.limit:
+            need = min(self.used + size, self.limit)
+            if not self._asked and need + ration.LOW > self.leased:
+                self._asked, self.need = True, need
+                self.hungry()
+            if need <= self.leased or monotonic() > patience:
+                return
+            self._answer.wait(ANSWER_MAX)
+
+    def _count(self, size: int) -> None:
         if self.held + size > self.limit:
             raise OverBudget(size, self)
         while self.used + size > self.limit:
@@ -153,6 +204,11 @@ class Pool:
     def room(self) -> int:
         """Bytes that blocks can have at most, beside the weights that are loaded."""
         return self.budget.limit - self.budget.weights
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes that a token takes, rounded up."""
+        return -(-self.block_bytes // BLOCK)
 
     def cost(self, tokens: int) -> int:
         """Bytes that so many tokens of one sequence take."""

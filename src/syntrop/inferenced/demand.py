@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How much memory a call of the engine needs beside the model's own: the cache of its sequences. Pure."""
+
+from __future__ import annotations
+
+from syntrop.common.http.together import AT_ONCE
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from typing import Any, Final
+
+    from syntrop.common.http.chat import EmbedRequest, GenerateRequest
+
+LEAST: Final = 1 << 20
+"""Bytes of any call's lease: what is not known of it is not nothing."""
+ANSWER: Final = 2048
+"""Tokens of an answer whose length its caller leaves open."""
+
+
+def of_generation(model: Mapping[str, Any], requests: Sequence[GenerateRequest], prompt: int | None) -> int:
+    """Bytes for requests that differ in their prompt alone, of which the longest has `prompt` tokens (None: nobody
+    can tell, so it may fill the context). `model` is Runtime1's LoadedModel.
+
+    A sequence is at most as long as the context. Choices of one request, and prompts of one, run a few at a time.
+    """
+    first = requests[0]
+    context: int = model["context_window"]
+    length = context if prompt is None else min(context, prompt + (first.max_tokens or ANSWER))
+    sequences = min(first.n, AT_ONCE) * min(len(requests), AT_ONCE)
+    each: int = model.get("cache_token_bytes") or 0
+    return max(LEAST, sequences * length * each)
+
+
+def of_embedding(model: Mapping[str, Any] | None, request: EmbedRequest) -> int:
+    """Bytes for texts that are read one after the other. A token is a byte of text at least. An encoder keeps no
+    cache; of a model that is not in memory (None) it is not known whether it does."""
+    if model is None:
+        return LEAST
+    context: int = model["context_window"]
+    each: int = model.get("cache_token_bytes") or 0
+    longest = max(len(one.encode()) if isinstance(one, str) else len(one) for one in request.inputs)
+    return max(LEAST, min(context, longest) * each)

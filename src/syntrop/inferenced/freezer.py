@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Stops and continues what leases hold: units through the manager, groups of trees delegated to us by hand.
+
+The manager freezes at our word (FreezeUnit of org.freedesktop.systemd1, after polkit), and that it did is read
+from the kernel's `cgroup.events`. A frozen unit cannot be stopped, so what is frozen is on record before it is.
+"""
+
+from __future__ import annotations
+
+from time import monotonic
+
+from syntrop.common import cgroup, journal, loop
+from syntrop.inferenced import targets
+from syntrop.inferenced.arbiter import FreezeError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
+
+    from syntrop.common.dbus import Bus
+    from syntrop.inferenced.records import Log
+
+_MANAGER = ("org.freedesktop.systemd1", "/org/freedesktop/systemd1", "org.freedesktop.systemd1.Manager")
+_UNANSWERED = tuple(f"org.freedesktop.DBus.Error.{name}" for name in ("NoReply", "Disconnected", "Timeout"))
+_NO_UNIT = ("org.freedesktop.systemd1.NoSuchUnit", "org.freedesktop.systemd1.UnitInactive")
+
+
+class Refused(FreezeError):
+    """The manager has said no, so nothing has happened, and nothing will."""
+
+
+class Manager:
+    """The system manager over D-Bus, one call after the other on a connection that is kept while it works."""
+
+    def __init__(self) -> None:
+        self._bus: Bus | None = None
+        self._turn: loop.Event | None = None
+
+    async def call(self, member: str, signature: str, values: Sequence[Any], seconds: float) -> None:
+        """Raises FreezeError with what the manager, polkit or the bus said."""
+        from syntrop.common import dbus
+
+        while self._turn is not None:
+            await self._turn.wait()
+        self._turn = loop.Event()
+        try:
+            with loop.deadline(seconds):
+                await self._call(member, signature, values)
+        except TimeoutError:
+            self.close()
+            raise FreezeError(f"the manager did not answer {member} in {seconds:g} s") from None
+        except dbus.DBusError as error:
+            if error.name in _NO_UNIT and member == "ThawUnit":
+                return
+            kind = FreezeError if error.name in _UNANSWERED else Refused
+            raise kind(f"{member}: {error}") from None
+        except OSError as error:
+            self.close()
+            raise FreezeError(f"{member}: {error.strerror or error}") from None
+        except BaseException:
+            self.close()  # the reply may still be on its way
+            raise
+        finally:
+            turn, self._turn = self._turn, None
+            turn.set()
+
+    async def _call(self, member: str, signature: str, values: Sequence[Any]) -> None:
+        from syntrop.common import dbus
+
+        if self._bus is not None:
+            try:
+                await self._bus.call(*_MANAGER, member, signature, values)
+                return
+            except OSError:
+                self.close()  # the bus was restarted since the last call: what we ask may be asked twice
+        self._bus = await dbus.connect()
+        await self._bus.call(*_MANAGER, member, signature, values)
+
+    def close(self) -> None:
+        if self._bus is not None:
+            self._bus.close()
+            self._bus = None
+
+
+class Freezer:
+    """`arbiter.Freezer`. `standing`: what is on record as frozen, in that order, until it is known to run."""
+
+    def __init__(self, log: Log, manager: Manager, delegated: Sequence[str] = ()) -> None:
+        self._log = log
+        self._manager = manager
+        self._undoing: dict[str, loop.Task[None]] = {}
+        self.delegated = tuple(delegated)
+        self.standing: dict[str, None] = {}
+
+    def check(self, target: str) -> None:
+        reason = targets.objection(target)
+        if reason is not None:
+            raise FreezeError(reason, None if targets.is_group(target) else target or None)
+
+    async def freeze(self, target: str, cause: str, seconds: float) -> None:
+        self.check(target)
+        if target in self._undoing:
+            raise FreezeError(f"{target} is still being thawed", target)
+        try:
+            self._log.freeze(target, cause)
+        except OSError as error:
+            raise FreezeError(f"it cannot be put on record: {error.strerror}", target) from None
+        self.standing[target] = None
+        # A task of its own: a question to the manager cannot be taken back, so whoever gives up waiting for its
+        # answer leaves it to those who thaw.
+        work = loop.spawn(self._stop(target, seconds), f"freeze {target}", eager=True)
+        try:
+            await work
+        except Refused:
+            self._runs(target)
+            raise
+        except BaseException as error:
+            # Half frozen is no state to leave anything in, whether we failed or the caller hung up.
+            self._take_back(target, None if isinstance(error, FreezeError) else work)
+            raise
+
+    async def thaw(self, target: str, seconds: float) -> None:
+        try:
+            await thaw(self._manager, target, seconds)
+        except Refused:
+            if _stands(target):
+                raise
+        self._runs(target)
+
+    def take_over(self, target: str) -> None:
+        """It was frozen by an earlier process, and is to be thawed by `thaw()`."""
+        self.standing[target] = None
+
+    def let_go(self, target: str) -> None:
+        """It may have been frozen by an earlier process, for nothing that matters any more."""
+        self.standing[target] = None
+        self._take_back(target, None)
+
+    # --- inside --------------------------------------------------------------------------------------------
+
+    def _runs(self, target: str) -> None:
+        self.standing.pop(target, None)
+        try:
+            self._log.thaw(target)
+        except OSError:
+            pass  # thawed once more after a restart, which does no harm
+
+    async def _stop(self, target: str, seconds: float) -> None:
+        until = monotonic() + seconds
+        try:
+            if _stands(target):
+                raise Refused(f"somebody else has frozen {target}", target)
+            if targets.is_group(target):
+                await cgroup.Group(target).freeze(seconds)
+            else:
+                await self._manager.call("FreezeUnit", "s", [target], seconds)
+                await cgroup.of_unit(target).wait_frozen(max(0.01, until - monotonic()))
+        except (cgroup.CgroupError, ValueError) as error:
+            raise FreezeError(str(error)) from None
+
+    def _take_back(self, target: str, work: loop.Task[None] | None) -> None:
+        self._undoing[target] = loop.spawn(self._free(target, work), f"thaw {target}")
+
+    async def _free(self, target: str, work: loop.Task[None] | None) -> None:
+        """Thaw, as often as it takes: there is nobody else who would."""
+        pause = 0.05
+        try:
+            if work is not None:
+                try:
+                    await work
+                except FreezeError:
+                    pass
+            while True:
+                try:
+                    await self.thaw(target, 5.0)
+                    return
+                except FreezeError as error:
+                    if pause >= 0.4:
+                        journal.error(f"{target} could not be thawed, trying again: {error.reason}")
+                await loop.sleep(pause)
+                pause = min(2 * pause, 5.0)
+        finally:
+            self._undoing.pop(target, None)
+
+
+def _stands(target: str) -> bool:
+    """Whether all of its processes stand still, whoever saw to it."""
+    try:
+        return (cgroup.Group(target) if targets.is_group(target) else cgroup.of_unit(target)).is_frozen()
+    except cgroup.CgroupError:
+        return False  # it is gone
+
+
+async def thaw(manager: Manager, target: str, seconds: float) -> None:
+    """Let a target go on, if it is there. Raises FreezeError."""
+    try:
+        if targets.is_group(target):
+            await cgroup.Group(target).thaw(seconds)
+        else:
+            await manager.call("ThawUnit", "s", [target], seconds)
+    except cgroup.NoSuchGroup:
+        pass
+    except cgroup.CgroupError as error:
+        raise FreezeError(str(error)) from None
