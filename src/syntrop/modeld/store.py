@@ -6,7 +6,7 @@
     notes/<hex>.json      what a model says of itself; made again from it when missing
     tags/<name>/<tag>     symbolic links to blobs or manifests
     pins/<hex>            markers of models that are not pruned
-    uses/<hex>            markers whose time is that of the model's last opening
+    uses/<hex>            markers whose time is that of the model's last opening; `newest` is of the last of all
     incoming/             downloads that are not whole yet (`incoming.py`)
     quarantine/           files that fsck found damaged (`fsck.py`)
     listing               the answer to `List`, and what changed since it was written (`listing.py`)
