@@ -58,6 +58,17 @@ def prepare_other(root: str) -> None:
     arriving.close()
 
 
+def make_room(root: str, acknowledge: Acknowledge) -> None:
+    """What nobody waits for goes, and a download begins anew where it was."""
+    open_store(root).prune(0)
+    acknowledge("pruned")
+    download(root, acknowledge)
+    # What was discarded is not believed of another content at the same address.
+    arriving = opened(open_store(root))
+    feed(arriving, OTHER)
+    arriving.close()
+
+
 def check(root: str, acked: tuple[str, ...]) -> None:
     store = sound(root)
     found = {entry.id for entry in store.entries()}
@@ -80,6 +91,7 @@ class TestIncoming(Proofs):
     SCENARIOS = (
         Scenario("download", prepare, download, check),
         Scenario("download of what has changed", prepare_other, download, check),
+        Scenario("download where room was made", prepare_other, make_room, check),
     )
     SOURCES = ("src/syntrop/modeld/incoming.py",)
 

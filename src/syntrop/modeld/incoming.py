@@ -50,6 +50,9 @@ class Incoming:
         safe = min(state.get("safe", 0), os.fstat(self.handle).st_size)
         os.truncate(self.handle, safe)
         self.validator, self.total = state.get("validator"), state.get("total")
+        if not safe:
+            # What was said of other bytes may only seem to be gone, and must not come back to these.
+            self._write_state()
         while self.size < safe:
             if not wanted():
                 raise Stopped
@@ -71,8 +74,7 @@ class Incoming:
         self._hash = hashlib.sha256()
         self._current = True
         # First what is said of it, durably: it must not be believed of other bytes.
-        if os.path.exists(self.path + ".json"):
-            self._write_state()
+        self._write_state()
         os.truncate(self.handle, 0)
 
     def append(self, data: bytes) -> None:
