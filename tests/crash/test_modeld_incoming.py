@@ -58,6 +58,22 @@ def prepare_other(root: str) -> None:
     arriving.close()
 
 
+def make_room(root: str, acknowledge: Acknowledge) -> None:
+    """What nobody waits for goes, and what is discarded; neither is believed of another content in its place."""
+    store = open_store(root)
+    store.prune(0)
+    acknowledge("pruned")
+    for data in (DATA, OTHER):
+        arriving = opened(store)
+        if arriving.validator not in (None, hashlib.sha256(data).hexdigest()):
+            arriving.restart()
+        feed(arriving, data)
+        if data is DATA:
+            arriving.discard()
+        else:
+            arriving.close()
+
+
 def check(root: str, acked: tuple[str, ...]) -> None:
     store = sound(root)
     found = {entry.id for entry in store.entries()}
@@ -80,6 +96,7 @@ class TestIncoming(Proofs):
     SCENARIOS = (
         Scenario("download", prepare, download, check),
         Scenario("download of what has changed", prepare_other, download, check),
+        Scenario("download where room was made", prepare_other, make_room, check),
     )
     SOURCES = ("src/syntrop/modeld/incoming.py",)
 

@@ -70,10 +70,16 @@ def test_pull_pin_prune(suite: Any, web: tuple[str, Path]) -> None:
 def test_what_cannot_be_is_said_in_words(suite: Any, tmp_path: Path) -> None:
     (tmp_path / "weights.bin").write_bytes(b"\x80\x02" * 100)
     (tmp_path / "good.safetensors").write_bytes(safetensors(3))
+    os.mkfifo(tmp_path / "fifo.gguf")
+    (tmp_path / "empty").mkdir()
     for words, said in (
         (("pin", "nobody"), "there is no model 'nobody'; `syntropctl models` lists"),
         (("import", str(tmp_path / "weights.bin")), "neither a GGUF nor a safetensors file"),
         (("import", str(tmp_path / "missing")), "missing: No such file or directory"),
+        (("import", str(tmp_path / "fifo.gguf")), "not a regular file"),
+        (("import", str(tmp_path / "empty")), "empty: no safetensors or GGUF file in it"),
+        (("import", str(tmp_path / "good.safetensors"), "--name", ""), "'' cannot be the name of a model"),
+        (("pull", "smol", "--name", ""), "'' cannot be the name of a model"),
         (("import", str(tmp_path / "good.safetensors"), "--name", "a/b"), "'a/b' cannot be the name of a model"),
         (("pull", "no//where"), "no//where was not fetched: none of name:tag"),
     ):
@@ -95,7 +101,8 @@ def test_a_folder_and_fsck(suite: Any, tmp_path: Path) -> None:
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     (folder / "config.json").write_text('{"model_type": "llama"}')
     (folder / "tokenizer.json").write_text("{}")
-    (folder / "run.py").write_text("raise SystemExit")
+    for number in range(300):  # more than can be passed on, but none of them belongs to the model
+        (folder / f"run-{number}.py").write_text("raise SystemExit")
     assert ctl(suite, "import", str(folder)).startswith("model:latest  sha256:")
     assert "0 models damaged" in ctl(suite, "fsck")
     blobs = Path(suite.state) / "syntrop/modeld/blobs/sha256"
@@ -106,4 +113,4 @@ def test_a_folder_and_fsck(suite: Any, tmp_path: Path) -> None:
     victim.chmod(0o600)
     victim.write_bytes(victim.read_bytes()[:-1] + b"!")
     assert "1 model damaged" in ctl(suite, "fsck", status=1)
-    assert json.loads(ctl(suite, "list", "--json")) == []
+    assert json.loads(ctl(suite, "list", "--json")) == json.loads(ctl(suite, "--json", "list")) == []

@@ -35,14 +35,23 @@ _TOLD_MAX = 64
 _DNF4_QUERY = (
     "SELECT t.id, coalesce(t.dt_end, t.dt_begin), i.action, r.name, r.epoch, r.version, r.release, r.arch"
     " FROM trans t JOIN trans_item i ON i.trans_id = t.id JOIN rpm r ON r.item_id = i.item_id"
-    " WHERE t.id > ? ORDER BY t.id, i.id LIMIT 20000"
+    " WHERE t.id > ? AND t.id <= ? AND i.state <> 2 AND (t.dt_end IS NOT NULL OR i.state = 1) ORDER BY t.id, i.id"
 )
 _DNF5_QUERY = (
     "SELECT t.id, coalesce(t.dt_end, t.dt_begin), a.name, n.name, r.epoch, r.version, r.release, h.name"
     " FROM trans t JOIN trans_item i ON i.trans_id = t.id JOIN rpm r ON r.item_id = i.item_id"
     " JOIN trans_item_action a ON a.id = i.action_id JOIN {names} n ON n.id = r.name_id"
-    " JOIN {archs} h ON h.id = r.arch_id WHERE t.id > ? ORDER BY t.id, i.id LIMIT 20000"
+    " JOIN {archs} h ON h.id = r.arch_id"
+    " WHERE t.id > ? AND t.id <= ? AND i.state_id <> 3 AND (t.dt_end IS NOT NULL OR i.state_id = 2)"
+    " ORDER BY t.id, i.id"
 )
+# Of one that has not ended, nothing is certain yet; of one that was killed, only what is marked as done.
+_DNF_ENDED = "SELECT coalesce(max(id), 0) FROM trans WHERE dt_end IS NOT NULL"
+_DNF_SIZES = (
+    "SELECT trans_id, count(*) FROM trans_item WHERE trans_id > ? AND trans_id <= ?"
+    " GROUP BY trans_id ORDER BY trans_id DESC LIMIT 200"
+)
+_DNF_ITEMS_MAX = 10_000  # of the newest transactions: more events than that are not kept anyway
 
 
 _told: set[str] = set()  # what this process has complained of already
@@ -121,7 +130,7 @@ class PackageLogs:
         if known is None:
             offset = max(0, status.st_size - first)
         elif known[0] != status.st_ino:
-            data, _ = _tail(f"{host}.1", known[1], known[0])
+            data, _ = _tail(_rotated(host, known[0]), known[1], known[0])
             offset = 0
         else:
             offset = known[1] if known[1] <= status.st_size else 0
@@ -154,11 +163,14 @@ class PackageLogs:
                 if "trans_item_action" in tables:
                     names = "pkg_name" if "pkg_name" in tables else "pkg_names"
                     query = _DNF5_QUERY.format(names=names, archs="arch" if "arch" in tables else "archs")
-                last = known["last"]
-                newest = database.execute("SELECT coalesce(max(id), 0) FROM trans").fetchone()[0]
-                if last == 0:
-                    last = max(0, newest - 200)
-                rows = database.execute(query, (last,)).fetchall()
+                newest = max(known["last"], database.execute(_DNF_ENDED).fetchone()[0])
+                first, items = newest + 1, 0
+                for number, size in database.execute(_DNF_SIZES, (known["last"], newest)):
+                    items += size
+                    if items > _DNF_ITEMS_MAX and first <= newest:
+                        break
+                    first = number
+                rows = database.execute(query, (first - 1, newest)).fetchall()
             finally:
                 database.close()
         except sqlite3.Error as error:
@@ -186,6 +198,16 @@ class PackageLogs:
             raise OSError(f"{SNAP}: {error}") from None
         self.cursors[SNAP] = stamp
         return list(packages.snap(state))
+
+
+def _rotated(path: str, inode: int) -> str:
+    """Where a log is that was rotated away, `.1` or a date behind its name; itself where it is not found."""
+    folder, name = os.path.split(path)
+    try:
+        with os.scandir(folder) as found:
+            return next((one.path for one in found if one.name.startswith(name) and one.inode() == inode), path)
+    except OSError:
+        return path
 
 
 def _tail(path: str, offset: int, inode: int) -> tuple[bytes, int]:

@@ -20,6 +20,13 @@ if TYPE_CHECKING:
 
 ENDPOINT = "io.syntrop.Context1"
 PATIENCE = 60.0  # seconds: the first look at a large machine takes a while
+_TAKEN = {
+    "unit": "the name of a unit, such as ssh or ssh.service",
+    "limit": "1 or more",
+    "summary": "1 to 1024 characters",
+    "details": "at most 32 KiB",
+    "source": "1 to 64 printable characters, and no name that contextd itself records under",
+}
 _UNITS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "w": 604800}
 
 
@@ -35,10 +42,16 @@ def run(verb: Coroutine[Any, Any, int]) -> int:
         return fail(f"nobody serves {paths.endpoint(ENDPOINT)}; {start}")
     except VarlinkError as error:
         if error.name == "InvalidParameter":
-            return fail(f"contextd does not take this {error.parameters.get('parameter', 'parameter')}")
+            return fail(refusal(str(error.parameters.get("parameter", "parameter"))))
         return fail(str(error))
     except (OSError, ConnectionLost, InvalidReply) as error:
         return fail(str(error))
+
+
+def refusal(parameter: str) -> str:
+    """What contextd does not take, and what it would."""
+    wanted = _TAKEN.get(parameter)
+    return f"contextd does not take this {parameter}" + (f": {wanted}" if wanted else "")
 
 
 async def ask(method: str, parameters: dict[str, Any]) -> dict[str, Any]:

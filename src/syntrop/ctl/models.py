@@ -88,7 +88,7 @@ async def import_path(path: str, name: str | None, as_json: bool) -> int:
     """Give a file or a folder to modeld: we open it, so that it may lie where the daemon cannot look."""
     base = os.path.basename(os.path.abspath(path))
     default = (base if os.path.isdir(path) else base.rsplit(".", 1)[0]).lower()
-    entry = await _import(path, name or default, None)
+    entry = await _import(path, default if name is None else name, None)
     print(json.dumps(entry, indent=2) if as_json else f"{entry['id']}  {entry['digest']}")
     return 0
 
@@ -207,7 +207,8 @@ async def _import(path: str, name: str, digest: str | None) -> dict[str, Any]:
     opened: dict[str, int] = {}
     try:
         for place, where in _files(path):
-            opened[place] = os.open(where, os.O_RDONLY | os.O_CLOEXEC)
+            # Neither a FIFO nor a terminal may hold us up: modeld refuses both.
+            opened[place] = os.open(where, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
         parameters: dict[str, Any] = {"id": name, "digest": digest, "allowInteractiveAuthentication": True}
         if "" in opened:
             parameters["fd"] = 0
@@ -234,16 +235,25 @@ def _files(path: str) -> list[tuple[str, str]]:
     """Paths below a folder, and where they are; an empty path for a single file. Raises FetchError."""
     if not os.path.isdir(path):
         return [("", path)]
+    from syntrop.modeld import folder
+
     found = []
-    for base, folders, names in os.walk(path):
+    for base, folders, names in os.walk(path, onerror=_raise):
         folders[:] = sorted(one for one in folders if not one.startswith("."))
         for name in sorted(names):
-            if not name.startswith("."):
-                where = os.path.join(base, name)
-                found.append((os.path.relpath(where, path), where))
-    if not 0 < len(found) <= FILES_MAX:
-        raise starter.FetchError(f"{path}: {len(found)} files; from 1 to {FILES_MAX} can be imported")
+            where = os.path.join(base, name)
+            place = os.path.relpath(where, path)
+            if folder.is_wanted(place):
+                found.append((place, where))
+    if not any(folder.is_weights(place) for place, _ in found):
+        raise starter.FetchError(f"{path}: no safetensors or GGUF file in it")
+    if len(found) > FILES_MAX:
+        raise starter.FetchError(f"{path}: {len(found)} files of a model; at most {FILES_MAX} can be imported")
     return found
+
+
+def _raise(error: OSError) -> None:
+    raise error
 
 
 async def _call(method: str, parameters: dict[str, Any]) -> dict[str, Any]:

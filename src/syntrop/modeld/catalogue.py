@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 UNKNOWN = "unknown"
 """The format of a model that cannot be read."""
 
+NEWEST = "newest"
+"""The marker of the newest use of all: the clock may have been put back while nobody was awake."""
+
 _SETTLED_NS = 1_000_000_000
 
 
@@ -416,15 +419,21 @@ class Catalogue:
         """Note that a model is used now. Every use is later than the one before, whatever the clock does."""
         from time import time_ns
 
-        self._last_use = now = max(time_ns(), self._last_use + 1)
-        path = os.path.join(self.uses, digest)
-        try:
-            os.utime(path, ns=(now, now))
-        except FileNotFoundError:
+        newest = os.path.join(self.uses, NEWEST)
+        if not self._last_use:
             try:
-                os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
-                os.utime(path, ns=(now, now))
+                self._last_use = os.stat(newest).st_mtime_ns
             except OSError:
-                pass  # a full disk, or a store of before: the model may be opened all the same
-        except OSError:
-            pass  # a file system that is read-only: the descriptor is good all the same
+                pass  # the first use of all, or of a store of before
+        self._last_use = now = max(time_ns(), self._last_use + 1)
+        for path in (os.path.join(self.uses, digest), newest):
+            try:
+                os.utime(path, ns=(now, now))
+            except FileNotFoundError:
+                try:
+                    os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
+                    os.utime(path, ns=(now, now))
+                except OSError:
+                    pass  # a full disk, or a store of before: the model may be opened all the same
+            except OSError:
+                pass  # a file system that is read-only: the descriptor is good all the same

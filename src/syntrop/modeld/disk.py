@@ -108,7 +108,11 @@ def copy(
     """
     import hashlib
 
-    cloned = clone(source, target) and os.fstat(target).st_size == size
+    cloned = clone(source, target)
+    if cloned and os.fstat(target).st_size != size:
+        # It grew or shrank meanwhile: nothing of it may stay behind what is copied.
+        os.ftruncate(target, 0)
+        cloned = False
     if cloned:
         source = target
     digest = hashlib.sha256()

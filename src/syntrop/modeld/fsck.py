@@ -145,7 +145,7 @@ def tidy(store: Store, report: Report) -> None:
         for name in disk.names(store.notes):
             if name.endswith(".json") and name.removesuffix(".json") not in index.models:
                 _drop(os.path.join(store.notes, name), report)
-        for name in set(disk.names(store.uses)) - index.models.keys():
+        for name in set(filter(naming.is_hex, disk.names(store.uses))) - index.models.keys():
             _drop(os.path.join(store.uses, name), report)
         kept = {(name, tag) for name, tag, _ in index.tags}
         for name in filter(naming.is_name, disk.names(store.tags)):

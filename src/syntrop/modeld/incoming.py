@@ -20,7 +20,7 @@ from syntrop.modeld.faults import InUse, Stopped
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from typing import Any
 
 CHECKPOINT = 64 << 20  # bytes that a crash may cost
@@ -50,6 +50,9 @@ class Incoming:
         safe = min(state.get("safe", 0), os.fstat(self.handle).st_size)
         os.truncate(self.handle, safe)
         self.validator, self.total = state.get("validator"), state.get("total")
+        if not safe:
+            # What was said of other bytes may only seem to be gone, and must not come back to these.
+            self._write_state()
         while self.size < safe:
             if not wanted():
                 raise Stopped
@@ -71,8 +74,7 @@ class Incoming:
         self._hash = hashlib.sha256()
         self._current = True
         # First what is said of it, durably: it must not be believed of other bytes.
-        if os.path.exists(self.path + ".json"):
-            self._write_state()
+        self._write_state()
         os.truncate(self.handle, 0)
 
     def append(self, data: bytes) -> None:
@@ -139,26 +141,59 @@ def key(source: str) -> str:
     return hashlib.sha256(source.encode()).hexdigest()
 
 
+def left(folder: str) -> int:
+    """Bytes of downloads that nobody is at: they count as stored, and are the first to go when room is needed."""
+    return sum(os.fstat(handle).st_size for _, handle in _abandoned(folder, None))
+
+
+def clear(folder: str, excess: int) -> int:
+    """Remove downloads that nobody is at, the oldest first, until that gave back `excess` bytes, or less."""
+    reclaimed = 0
+    if excess > 0:
+        for path, handle in _abandoned(folder, None):
+            reclaimed += os.fstat(handle).st_size
+            disk.unlink(path + ".json")
+            disk.unlink(path)
+            if reclaimed >= excess:
+                break
+    return reclaimed
+
+
 def sweep(folder: str, now: float) -> int:
     """Remove what nobody has touched for long; the bytes that this gave back. `now` is in wall-clock seconds."""
     reclaimed = 0
+    for path, handle in _abandoned(folder, now - STALE_SEC):
+        reclaimed += os.fstat(handle).st_size
+        disk.unlink(path)
+    return reclaimed
+
+
+def _abandoned(folder: str, before: float | None) -> Iterator[tuple[str, int]]:
+    """Downloads that nobody is at, the oldest first: paths and descriptors, which are locked for one step each.
+
+    With `before` (wall-clock seconds) everything that was last touched before that, be it a download or not.
+    """
+    found = []
     for name in disk.names(folder):
         path = os.path.join(folder, name)
         try:
-            if now - os.stat(path).st_mtime < STALE_SEC:
-                continue
+            touched = os.stat(path).st_mtime
+        except OSError:
+            continue
+        if touched < before if before is not None else len(name) == 64:
+            found.append((touched, path))
+    for _, path in sorted(found):
+        try:
             handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         except OSError:
             continue
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            reclaimed += os.fstat(handle).st_size
-            disk.unlink(path)
+            yield path, handle
         except BlockingIOError:
             pass  # somebody is at it
         finally:
             os.close(handle)
-    return reclaimed
 
 
 def _open_locked(path: str) -> int:

@@ -31,6 +31,10 @@ class Piece:
         self.digest = digest
         self.size = size
 
+    def at(self, path: str) -> Piece:
+        """The same file at another place of a model."""
+        return Piece(path, self.handle, self.temporary, self.digest, self.size)
+
 
 def examine(source: int) -> tuple[int, str]:
     """Size and format of a source. Raises Unsuitable."""

@@ -8,6 +8,23 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping
 
 
+class Promise:
+    """Room for what is on its way: `whole` bytes, of which `left` are not on the disk yet."""
+
+    __slots__ = ("left", "whole")
+
+    def __init__(self, whole: int, left: int) -> None:
+        self.whole = whole
+        self.left = left
+
+    def came(self, count: int) -> None:
+        self.left = max(0, self.left - count)
+
+    def grow(self, count: int) -> None:
+        self.whole += count
+        self.left += count
+
+
 def missing(request: int, *, stored: int, quota: int, free: int, floor: int) -> int:
     """Bytes that must go before `request` bytes may come; negative for what is left over. A quota of 0 is none."""
     lacking = request + floor - free

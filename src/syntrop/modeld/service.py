@@ -140,8 +140,9 @@ class Model1:
             raise VarlinkError(_INTERFACE + "PullFailed", reference=reference, reason="allow_pulls is off")
         if format not in (None, "gguf", "safetensors"):
             raise _invalid("format", "neither gguf nor safetensors")
-        name, tag, expected = _destination(id, None, digest) if id else (None, None, _digest(digest))
-        from syntrop.modeld.pulls import PullFailed, Pulls
+        name, tag, expected = _destination(id, None, digest) if id is not None else (None, None, _digest(digest))
+        from syntrop.modeld.arrivals import PullFailed
+        from syntrop.modeld.pulls import Pulls
 
         if self._pulls is None:
             self._pulls = Pulls(self._store, self._daemon, self._daemon.settings.bandwidth_bytes_per_sec)

@@ -6,7 +6,7 @@
     notes/<hex>.json      what a model says of itself; made again from it when missing
     tags/<name>/<tag>     symbolic links to blobs or manifests
     pins/<hex>            markers of models that are not pruned
-    uses/<hex>            markers whose time is that of the model's last opening
+    uses/<hex>            markers whose time is that of the model's last opening; `newest` is of the last of all
     incoming/             downloads that are not whole yet (`incoming.py`)
     quarantine/           files that fsck found damaged (`fsck.py`)
     listing               the answer to `List`, and what changed since it was written (`listing.py`)
@@ -19,14 +19,16 @@ manifest, files: no tag ever dangles. The functions block: they are for worker t
 
 from __future__ import annotations
 
+import _thread
 import os
 
 from syntrop.common import atomic
-from syntrop.modeld import disk, folder, listing, naming, pieces, room
+from syntrop.modeld import disk, folder, incoming, listing, naming, pieces, room
 from syntrop.modeld.catalogue import UNKNOWN, Catalogue, Entry, Index
 from syntrop.modeld.faults import DigestMismatch, OutOfSpace, Stopped, Unsuitable
 from syntrop.modeld.manifest import Manifest, Member
 from syntrop.modeld.pieces import Piece
+from syntrop.modeld.room import Promise
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -49,6 +51,8 @@ class Store(Catalogue):
         """Whether the answer to `List` should be written anew: there is none, or much was added to it."""
         self._prepared = False
         self._additions: listing.Additions | None = None  # under the lock
+        self._promising = _thread.allocate_lock()
+        self._promises: set[Promise] = set()
 
     # --- changing ------------------------------------------------------------------------------------------
 
@@ -68,13 +72,14 @@ class Store(Catalogue):
         descriptor's own position is neither used nor moved.
         """
         size, kind = pieces.examine(source)
-        self.make_room(size if expected is None or not self._exists(expected) else 0)
-        self.prepare()
+        promise = self.promise(size if expected is None or not self._exists(expected) else 0)
         taken: list[Piece] = []
         try:
-            taken.append(self._take_in("", source, size, wanted, progress))
-            return self.store(taken, kind, name, tag, expected)
+            self.prepare()
+            taken.append(self._take_in("", source, size, wanted, _counting(promise, progress)))
+            return self.store(taken, kind, name, tag, expected, (promise,))
         finally:
+            self.release(promise)
             pieces.dispose(taken)
 
     def register_folder(
@@ -92,14 +97,16 @@ class Store(Catalogue):
         except folder.Incomplete as error:
             raise Unsuitable(str(error)) from None
         sizes = {path: pieces.size_of(sources[path], path) for path in chosen}
-        self.make_room(sum(sizes.values()) if expected is None or not self._exists(expected) else 0)
-        self.prepare()
+        promise = self.promise(sum(sizes.values()) if expected is None or not self._exists(expected) else 0)
+        count = _counting(promise, progress)
         taken: list[Piece] = []
         try:
+            self.prepare()
             # Not as one expression: what came before a failure is to be disposed of.
-            taken.extend(self._take_in(path, sources[path], sizes[path], wanted, progress) for path in chosen)
-            return self.store(taken, None, name, tag, expected)
+            taken.extend(self._take_in(path, sources[path], sizes[path], wanted, count) for path in chosen)
+            return self.store(taken, None, name, tag, expected, (promise,))
         finally:
+            self.release(promise)
             pieces.dispose(taken)
 
     def store(
@@ -109,10 +116,12 @@ class Store(Catalogue):
         name: str | None,
         tag: str | None,
         expected: str | None,
+        promises: Iterable[Promise] = (),
     ) -> Entry:
         """Make a model of files that are written but not in the store yet, and name it.
 
-        The pieces stay the caller's to close. Raises Unsuitable, DigestMismatch and OSError.
+        The pieces stay the caller's to close; what they were promised is kept with that. Raises Unsuitable,
+        DigestMismatch and OSError.
         """
         several: Manifest | None = None
         if len(parts) == 1 and (not parts[0].path or parts[0].path.endswith(".gguf")):
@@ -136,6 +145,8 @@ class Store(Catalogue):
             self._again(digest, *([f"{name}:{tag}"] if name is not None else []))
             for piece in parts:
                 disk.link(piece.handle, piece.temporary, self.blobs, piece.digest)
+            for promise in promises:
+                self.release(promise)  # it counts as stored from here on
             disk.sync(self.blobs)
             if several is not None:
                 atomic.write(self._manifest_path(digest), several.encode(), mode=0o440)
@@ -186,41 +197,38 @@ class Store(Catalogue):
         return reclaimed, [entry.digest for entry in entries]
 
     def prune_entries(self, limit: int) -> tuple[int, list[Entry]]:
-        """As `prune`, and tells what the removed models were called."""
+        """As `prune`, and tells what the removed models were called. Downloads that nobody waits for go first."""
         if not os.path.isdir(self.blobs):
             return 0, []
         with self.locked():
             index = self.index()
-            return self._evict(index, sum(index.sizes.values()) - limit)
+            excess = sum(index.sizes.values()) + incoming.left(self.incoming) - limit
+            cleared = incoming.clear(self.incoming, excess)
+            reclaimed, removed = self._evict(index, excess - cleared)
+            return cleared + reclaimed, removed
 
-    def make_room(self, request: int) -> list[Entry]:
-        """Remove what was used longest ago until `request` bytes more fit quota and floor; returns what went.
+    def promise(self, request: int, there: int = 0) -> Promise:
+        """Make room for `request` bytes, of which `there` are on the disk already but not in the store.
 
-        When that cannot be, nothing is removed and OutOfSpace is raised.
+        Nobody else is given that room until it is released. What nobody waits for goes first, then what was used
+        longest ago, until all that was promised fits quota and floor. When that cannot be, nothing is removed and
+        OutOfSpace is raised.
         """
-        missing = self._missing(self.index() if self.quota else None, request)
-        if missing <= 0:
-            return []
-        if not os.path.isdir(self.blobs):
-            raise OutOfSpace(request, max(0, request - missing), 0, 0, 0)
-        removed: list[Entry] = []
-        with self.locked():
-            index = self.index()
-            excess = self._missing(index, request)
-            while excess > 0:
-                candidates = index.parts.keys() - index.pins
-                busy = {one for one in candidates if self._is_busy(one, index)}
-                _, removable = room.choose(1 << 62, candidates - busy, index.parts, index.sizes, lambda _: False)
-                if removable < excess:
-                    pinned = sum(index.models[one] for one in index.models.keys() & index.pins)
-                    used = sum(index.models[one] for one in busy & index.models.keys())
-                    raise OutOfSpace(request, max(0, request - excess), removable, pinned, used)
-                # Less than that when somebody opened one of them just now.
-                reclaimed, gone = self._evict(index, excess)
-                removed += gone
-                excess -= reclaimed
-                index = self._read(None)
-        return removed
+        promise = Promise(request, request - there)
+        with self._promising:
+            self._make_room(promise)
+            self._promises.add(promise)
+        return promise
+
+    def enlarge(self, promise: Promise, more: int) -> None:
+        """Make room for `more` bytes beside those. Raises OutOfSpace."""
+        with self._promising:
+            self._make_room(Promise(more, more))
+            promise.grow(more)
+
+    def release(self, promise: Promise) -> None:
+        """It came to the store, or will not come."""
+        self._promises.discard(promise)
 
     def prepare(self) -> None:
         """Make the folders, durably."""
@@ -307,13 +315,43 @@ class Store(Catalogue):
     def _paths(self, model: str, index: Index) -> list[str]:
         return [*map(self._blob, index.parts[model]), self._manifest_path(model)]
 
-    def _missing(self, index: Index | None, request: int) -> int:
-        """Bytes that lack; the index is needed for a quota only."""
+    def _make_room(self, wanted: Promise) -> None:
+        # What comes to the store between the two is counted twice, which the second look puts right.
+        excess = self._missing(list(self._promises), self.index() if self.quota else None, wanted)
+        if excess <= 0:
+            return
+        request = wanted.whole
+        if not os.path.isdir(self.blobs):
+            raise OutOfSpace(request, max(0, request - excess), 0, 0, 0)
+        with self.locked():
+            index = self.index()
+            excess = self._missing(list(self._promises), index, wanted)
+            while excess > 0:
+                candidates = index.parts.keys() - index.pins
+                busy = {one for one in candidates if self._is_busy(one, index)}
+                _, removable = room.choose(1 << 62, candidates - busy, index.parts, index.sizes, lambda _: False)
+                removable += incoming.left(self.incoming)
+                if removable < excess:
+                    pinned = sum(index.models[one] for one in index.models.keys() & index.pins)
+                    used = sum(index.models[one] for one in busy & index.models.keys())
+                    raise OutOfSpace(request, max(0, request - excess), removable, pinned, used)
+                excess -= incoming.clear(self.incoming, excess)
+                # Less than that when somebody opened one of them just now.
+                excess -= self._evict(index, excess)[0]
+                index = self._read(None)
+
+    def _missing(self, promises: Collection[Promise], index: Index | None, wanted: Promise) -> int:
+        """Bytes that lack, beside what others were promised; the index is needed for a quota only."""
         if not self.quota and not self.floor:
             return 0
-        stored = sum(index.sizes.values()) if index is not None else 0
-        free = self._free(self.root) if self.floor else request
-        return room.missing(request, stored=stored, quota=self.quota, free=free, floor=self.floor)
+        stored = sum(one.whole for one in promises)
+        if index is not None:
+            stored += sum(index.sizes.values()) + incoming.left(self.incoming)
+        free = wanted.whole + self.floor
+        if self.floor:
+            # Of what is there already, and of what others are to write.
+            free = self._free(self.root) + wanted.whole - wanted.left - sum(one.left for one in promises)
+        return room.missing(wanted.whole, stored=stored, quota=self.quota, free=free, floor=self.floor)
 
     def _is_busy(self, model: str, index: Index) -> bool:
         with disk.Leases() as leases:
@@ -446,3 +484,14 @@ class Store(Catalogue):
         for place in folders + [os.path.join(self.tags, name) for name in disk.names(self.tags)]:
             if os.path.isdir(place):
                 disk.sync(place)
+
+
+def _counting(promise: Promise, progress: Callable[[int], object] | None) -> Callable[[int], object]:
+    """`progress`, and what is on the disk is promised no more."""
+
+    def count(came: int) -> None:
+        promise.came(came)
+        if progress is not None:
+            progress(came)
+
+    return count

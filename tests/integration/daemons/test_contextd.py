@@ -445,7 +445,16 @@ def test_the_command_line(machine: Machine) -> None:
     assert syntropctl("events", "--unit", "none").stdout == "nothing was recorded in this time\n"
     assert syntropctl("drift", "none").stdout.startswith("There is no file of a unit none.service,")
     refused = syntropctl("drift", "a b")
-    assert (refused.returncode, refused.stderr) == (1, "syntropctl: contextd does not take this unit\n")
+    hint = "the name of a unit, such as ssh or ssh.service"
+    assert (refused.returncode, refused.stderr) == (1, f"syntropctl: contextd does not take this unit: {hint}\n")
+    for words, said in (
+        (("--limit", "0"), "limit: 1 or more"),
+        (("--record", ""), "summary: 1 to 1024 characters"),
+        (("--record", "x" * 1025), "summary: 1 to 1024 characters"),
+        (("--record", "x", "--details", "x" * ((32 << 10) + 1)), "details: at most 32 KiB"),
+        (("--record", "x", "--source", "a\nb"), "source: 1 to 64 printable characters"),
+    ):
+        assert said in syntropctl("events", *words).stderr
 
 
 @pytest.mark.root

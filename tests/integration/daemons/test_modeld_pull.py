@@ -424,7 +424,8 @@ def test_what_is_no_reference(world: World) -> None:
 
 
 def test_parameters_that_cannot_be_honoured(world: World) -> None:
-    assert world.pull("smol", id="../x").error == MODEL1 + "InvalidIdentifier"
+    for name in ("../x", "", "a/b", "a\0b", "a\x1b", "x" * 129, "x:" + "y" * 65):
+        assert world.pull("smol", id=name).error == MODEL1 + "InvalidIdentifier"
     assert world.pull("smol", digest="12").parameters["parameter"] == "digest"
     assert world.pull("smol", format="pickle").parameters["parameter"] == "format"
     reply = world.pull("smol:135m")
@@ -634,6 +635,79 @@ def test_one_download_for_many(world: World) -> None:
     assert world.models() == replies
 
 
+def test_one_download_whatever_it_is_called(world: World) -> None:
+    data = gguf()
+    file = world.library("smol", data)
+    elsewhere = world.server.put("/files/smol.gguf", data)
+    file.faults = [("stall", 500_000)]
+    first = world.start("smol")
+    wait_for(lambda: world.incoming() == 500_000)
+    others = [
+        world.start("smol:latest", id="tagged"),
+        world.start("ollama:smol", id="prefixed"),
+        world.start(world.server.url + "/files/smol.gguf", id="addressed", digest=digest_of(data)),
+    ]
+    # They are told how far it is, which is how we know that they wait.
+    for one in others:
+        wait_for(lambda one=one: b"500000" in one.socket.recv(65536))  # type: ignore[misc]
+    # Who began it may leave.
+    first.close()
+    world.server.released.set()
+    names = [world.read(one)[-1]["parameters"]["entry"]["id"] for one in others]
+    assert names == ["tagged:latest", "prefixed:latest", "addressed:latest"]
+    assert world.models() == sorted(names)
+    assert [wanted for wanted, _ in file.requests] == [None, "bytes=500000-"]
+    assert elsewhere.requests == []
+    assert world.incoming() == 0
+
+
+def test_whose_source_fails_has_ones_own_left(world: World) -> None:
+    data = gguf()
+    file = world.library("smol", data)
+    bad = world.server.put("/files/smol.gguf", data)
+    bad.faults = [("stall", 300_000)]
+    bad.always = ("status", 404, {})
+    first = world.start(world.server.url + "/files/smol.gguf", id="bad", digest=digest_of(data))
+    wait_for(lambda: world.incoming() == 300_000)
+    second = world.start("smol")
+    wait_for(lambda: b"300000" in second.socket.recv(65536))
+    world.server.released.set()
+    assert "404" in world.read(first)[-1]["parameters"]["reason"]
+    assert world.read(second)[-1]["parameters"]["entry"]["id"] == "smol:latest"
+    assert [wanted for wanted, _ in file.requests] == ["bytes=300000-"]
+
+
+def test_models_that_share_a_file_and_one_that_has_it_twice(world: World) -> None:
+    shared = {"tokenizer.model": b"t" * 100_000, "original/tokenizer.model": b"t" * 100_000}
+    config = b'{"model_type": "llama"}'
+    held = None
+    for name in ("one", "two"):
+        files = {**shared, "model.safetensors": safetensors(name), "config.json": config}
+        siblings = [
+            {"rfilename": path, "size": len(data), "lfs": {"sha256": digest_of(data)[7:]}}
+            for path, data in files.items()
+        ]
+        listing = json.dumps({"sha": "a" * 40, "siblings": siblings}).encode()
+        world.server.put(f"/hub/api/models/org/{name}/revision/main?blobs=true", listing)
+        for path, data in files.items():
+            resource = world.server.put(f"/hub/org/{name}/resolve/{'a' * 40}/{path}", data)
+            if (name, path) == ("one", "original/tokenizer.model"):
+                held = resource
+    assert held is not None
+    held.faults = [("stall", 50_000)]
+    askers = [world.start("org/one", format="safetensors")]
+    wait_for(lambda: world.incoming() >= 50_000)
+    askers.append(world.start("org/two", format="safetensors"))
+    wait_for(lambda: b"downloading" in askers[1].socket.recv(65536))
+    world.server.released.set()
+    replies = [world.read(asker)[-1]["parameters"] for asker in askers]
+    assert [one["entry"]["id"] for one in replies] == ["one:latest", "two:latest"]
+    assert all(one["received_bytes"] == one["total_bytes"] == one["entry"]["size_bytes"] for one in replies)
+    fetched = [path for path, one in world.server.resources.items() if "tokenizer" in path and one.requests]
+    assert len(fetched) == 1
+    assert world.incoming() == 0
+
+
 def test_the_last_who_leaves_ends_it(world: World) -> None:
     data = gguf()
     file = world.library("smol", data)
@@ -728,6 +802,31 @@ def test_mirrors_come_first_and_the_source_helps_out(world: World) -> None:
     assert [wanted for wanted, _ in file.requests] == ["bytes=600000-"]
 
 
+def test_what_a_source_lists_comes_from_mirrors_too(world: World) -> None:
+    data = gguf()
+    world.library("smol", data)
+    # The source is away; its mirror has everything.
+    away = "https://127.0.0.1:1"
+    world.configure(library=away, hub=away + "/hub", mirrors=[f"{away}={world.server.url}"], tries=1)
+    assert world.pull("smol").parameters["entry"]["digest"] == digest_of(data)
+    listing = json.dumps({"siblings": [{"rfilename": "m.gguf", "size": len(data)}]}).encode()
+    world.server.put("/hub/api/models/org/model/revision/main?blobs=true", listing)
+    world.server.put("/hub/org/model/resolve/main/m.gguf", data)
+    assert world.pull("org/model").parameters["entry"]["digest"] == digest_of(data)
+    # A mirror that has not, or has something else under a digest, is none; the source tells what is wrong.
+    host = world.server.url.removeprefix("http://")
+    layer = {"mediaType": "application/vnd.ollama.image.model", "digest": digest_of(data), "size": len(data)}
+    manifest = json.dumps({"layers": [layer]}).encode()
+    path = f"team/model/manifests/{digest_of(manifest)}"
+    world.server.put("/v2/" + path, manifest)
+    world.server.put("/mirror/" + path, manifest + b" ")
+    world.server.put(f"/v2/team/model/blobs/{digest_of(data)}", data)
+    world.configure(mirrors=[f"{world.server.url}/v2={world.server.url}/mirror"], tries=1)
+    reply = world.pull(f"oci:{host}/team/model@{digest_of(manifest)}")
+    assert reply.parameters["entry"]["digest"] == digest_of(data)
+    assert "/v2/team/none/" in world.pull(f"oci:{host}/team/none").parameters["reason"]
+
+
 def test_a_bandwidth_limit_holds(launch: Any, tmp_path: Path) -> None:
     world = World(launch, Server(), tmp_path, "[pull]\nbandwidth_bytes_per_sec = 1000000\n")
     try:
@@ -754,6 +853,27 @@ def test_a_download_that_finds_no_room(launch: Any, tmp_path: Path) -> None:
         assert reply.parameters["requested_bytes"] == len(huge)
         assert reply.parameters["removable_bytes"] == len(new)
         assert world.models() == ["new:latest"]
+    finally:
+        world.close()
+
+
+def test_downloads_that_nobody_waits_for_make_room_first(launch: Any, tmp_path: Path) -> None:
+    world = World(launch, Server(), tmp_path, "[store]\nquota_bytes = 5000000\n")
+    try:
+        world.library("stored", gguf("stored"))
+        assert world.pull("stored").error is None
+        files = [world.library(name, gguf(name)) for name in "abc"]
+        for name, file in zip("abc", files, strict=True):
+            file.faults = [("cut", 1_900_000)]
+            file.always = ("cut", 0)
+            assert world.pull(name).error == FAILED
+            # Together with the model it never is more than the quota.
+            assert world.incoming() == 1_900_000
+        files[2].always = None
+        files[2].requests.clear()
+        assert world.pull("c").error is None
+        assert [wanted for wanted, _ in files[2].requests] == ["bytes=1900000-"]
+        assert world.models() == ["c:latest", "stored:latest"]
     finally:
         world.close()
 

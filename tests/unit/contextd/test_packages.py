@@ -8,14 +8,14 @@ import os
 import shutil
 import sqlite3
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from syntrop.contextd import packages
+from syntrop.contextd import package_logs, packages
 from syntrop.contextd.package_logs import PackageLogs
 from syntrop.contextd.packages import Transaction, compare_debian, iso_us, nevra
 
@@ -194,6 +194,54 @@ def test_dnf_history(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ]
 
 
+@pytest.mark.parametrize(("make", "done", "failed"), [(dnf4, 1, 2), (dnf5, 2, 3)])
+def test_dnf_history_tells_what_ended_well(
+    make: Callable[[Path], None], done: int, failed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SYNTROP_HOST_ROOT", str(tmp_path))
+    inside = "/var/lib/dnf/history.sqlite" if make is dnf4 else package_logs.DNF_HISTORY[0]
+    path = place(tmp_path, inside)
+    make(path)
+    cursors: dict[str, object] = {}
+    assert PackageLogs(cursors).read()
+    database = sqlite3.connect(path)
+
+    def begin(number: int, states: list[int], end: int | None) -> None:
+        database.execute("INSERT INTO trans VALUES (?, ?, ?, '')", (number, WHEN, end))
+        for index, state in enumerate(states):
+            item = 1000 * number + index
+            rpm = (item, f"p{item}", 0, "1", "1", "noarch") if make is dnf4 else (item, item, 0, "1", "1", 2)
+            database.execute("INSERT INTO rpm VALUES (?, ?, ?, ?, ?, ?)", rpm)
+            if make is dnf5:
+                database.execute("INSERT INTO pkg_name VALUES (?, ?)", (item, f"p{item}"))
+            database.execute("INSERT INTO trans_item VALUES (?, ?, ?, 1, 1, 1, ?)", (item, number, item, state))
+        database.commit()
+
+    def names() -> list[str]:
+        return [one.name for one in PackageLogs(cursors).read()]
+
+    # One that runs is not told of before it has ended; what failed in it did not happen.
+    begin(10, [done, failed], None)
+    assert names() == []
+    database.execute("UPDATE trans SET dt_end = ? WHERE id = 10", (WHEN + 9,))
+    database.commit()
+    assert names() == ["p10000"]
+    # Of one that was killed, what it had done is told once another has ended.
+    begin(11, [done, 0 if make is dnf4 else 1], None)
+    assert names() == []
+    begin(12, [done], WHEN + 20)
+    assert names() == ["p11000", "p12000"]
+    # Of more than can be kept it is the newest that are told, be they in one transaction or in many.
+    monkeypatch.setattr(package_logs, "_DNF_ITEMS_MAX", 5)
+    for number in range(13, 17):
+        begin(number, [done] * 2, WHEN + 30)
+    assert names() == ["p15000", "p15001", "p16000", "p16001"]
+    begin(17, [done] * 8, WHEN + 40)
+    assert len(names()) == 8
+    assert names() == []
+    database.close()
+
+
 def test_logs_are_read_on_and_across_rotation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SYNTROP_HOST_ROOT", str(tmp_path))
     log = place(tmp_path, "/var/log/dpkg.log")
@@ -209,7 +257,14 @@ def test_logs_are_read_on_and_across_rotation(tmp_path: Path, monkeypatch: pytes
         file.write(entry.format(n=2)[-9:] + entry.format(n=3))
     log.rename(f"{log}.1")
     log.write_text(entry.format(n=4))
-    assert [one.name for one in PackageLogs(json.loads(json.dumps(cursors))).read()] == ["new2", "new3", "new4"]
+    cursors = json.loads(json.dumps(cursors))
+    assert [one.name for one in PackageLogs(cursors).read()] == ["new2", "new3", "new4"]
+    # By its date, as others have it.
+    with open(log, "a") as file:
+        file.write(entry.format(n=5))
+    log.rename(f"{log}-20261102")
+    log.write_text(entry.format(n=6))
+    assert [one.name for one in PackageLogs(cursors).read()] == ["new5", "new6"]
 
 
 def test_a_damaged_database_stops_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ import json
 import os
 import struct
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -268,6 +269,120 @@ def test_a_floor_of_free_space(tmp_path: Path, gguf_file: Make) -> None:
     tight = Store(store.root, floor=FREE, free=lambda _: FREE + 100)
     add(tight, tmp_path, gguf_file("b", 200), "b")
     assert [entry.name for entry in tight.entries()] == ["b"]
+
+
+def test_a_quota_holds_for_all_who_come_at_once(tmp_path: Path, gguf_file: Make) -> None:
+    """Room that one was given while it copies, nobody else is given; what it has written it needs no more."""
+    datas = {name: gguf_file(name, 100_000) for name in "abc"}
+    size = max(map(len, datas.values()))
+    floor = 1000 * size
+    free = [floor + 2 * size]
+    store = Store(str(tmp_path / "store"), quota=2 * size, floor=floor, free=lambda _: free[0])
+    refused: list[OutOfSpace] = []
+    inside: list[str] = []
+
+    def coming(name: str) -> Callable[[int], object]:
+        def progress(count: int) -> None:
+            inside.append(name)
+            free[0] -= count
+            if name != "c":
+                following = chr(ord(name) + 1)
+                with opened(tmp_path / following, {"": datas[following]}) as handles:
+                    store.register(handles[""], following, "latest", None, yes, coming(following))
+
+        return progress
+
+    for name in "abc":
+        (tmp_path / name).mkdir()
+    with opened(tmp_path / "a", {"": datas["a"]}) as handles, pytest.raises(OutOfSpace) as caught:
+        store.register(handles[""], "a", "latest", None, yes, coming("a"))
+    refused.append(caught.value)
+    # `c` found no room beside `a` and `b`, whose copying that ended: and with it their claims.
+    assert (inside, refused[0].available) == (["a", "b"], 0)
+    free[0] = floor + 2 * size
+    for name in "ab":
+        add(store, tmp_path, datas[name], name)
+        free[0] -= size
+    assert [entry.name for entry in store.entries()] == ["a", "b"]
+    assert store.stats()[0] <= store.quota
+
+
+def test_many_at_once_keep_to_the_quota(tmp_path: Path, gguf_file: Make) -> None:
+    datas = [gguf_file(str(number), 50_000) for number in range(6)]
+    store = Store(str(tmp_path / "store"), quota=3 * max(map(len, datas)))
+    for number in range(6):
+        (tmp_path / str(number)).mkdir()
+    faults: list[BaseException] = []
+
+    def run(number: int) -> None:
+        for _ in range(5):
+            try:
+                add(store, tmp_path / str(number), datas[number], f"m{number}")
+            except OutOfSpace:
+                pass
+            except BaseException as error:
+                faults.append(error)
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        total = 0
+        for name in files(store.root) if os.path.isdir(store.blobs) else ():
+            try:
+                total += os.stat(Path(store.blobs, name)).st_size
+            except FileNotFoundError:
+                pass
+        if total > store.quota:
+            faults.append(AssertionError(f"{total} bytes"))
+            break
+    for thread in threads:
+        thread.join()
+    assert faults == []
+    assert not store._promises
+
+
+def test_downloads_of_nobody_count_and_go_first(store: Store, tmp_path: Path, gguf_file: Make) -> None:
+    entry = add(store, tmp_path, gguf_file("kept", 1000), "kept")
+    for age, source in ((30, "older"), (20, "newer"), (40, "held")):
+        one = Incoming(store.incoming, source)
+        one.resume(yes)
+        one.append(b"x" * 1000)
+        one.checkpoint()
+        for path in (one.path, one.path + ".json"):
+            os.utime(path, (1e9 - age, 1e9 - age))
+        if source != "held":
+            one.close()
+    tight = Store(store.root, quota=entry.size + 2100)
+    tight.release(tight.promise(1000))
+    assert [incoming.left(store.incoming), len(store.entries())] == [1000, 1]
+    # When nothing makes enough, nothing goes.
+    with pytest.raises(OutOfSpace) as caught:
+        tight.promise(entry.size + 2101)
+    assert caught.value.removable == entry.size + 1000
+    assert incoming.left(store.incoming) == 1000
+    assert store.prune(entry.size) == (1000, [])
+    assert store.prune(0) == (entry.size, [entry.digest])
+    # Somebody is at this one.
+    assert os.path.getsize(one.path) == 1000
+    one.close()
+
+
+def test_the_order_of_use_holds_though_the_clock_is_put_back(
+    store: Store, tmp_path: Path, gguf_file: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = time.time_ns()
+    for name in "abc":
+        add(store, tmp_path, gguf_file(name), name)
+    monkeypatch.setattr(time, "time_ns", lambda: now - 10**18)
+    woken = Store(store.root)
+    os.close(woken.open(naming.parse("a"))[0])
+    woken = Store(store.root)
+    os.close(woken.open(naming.parse("b"))[0])
+    fsck.tidy(woken, fsck.Report(0))
+    index = woken.index()
+    order = sorted(index.models, key=Store(store.root)._last_used)
+    assert [index.names[one][0] for one in order] == ["c", "a", "b"]
 
 
 def test_two_stores_of_one_folder_see_each_other(store: Store, tmp_path: Path, gguf_file: Make) -> None:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from syntrop.modeld import naming
-from syntrop.modeld.pull import credentials, fetching, references
+from syntrop.modeld.pull import credentials, references
 from syntrop.modeld.pull.faults import NotFound
 
 DIGEST = "sha256:" + "0" * 64
@@ -101,7 +101,7 @@ def test_credentials_are_a_hosts_own() -> None:
 
 def test_mirrors() -> None:
     mirrors = ["https://a/=https://b/c/", "https://x/=https://y/", "nonsense", "https://a/q=https://d/q"]
-    assert fetching.mirrored("https://a/q/1", mirrors) == ["https://b/c/q/1", "https://d/q/1", "https://a/q/1"]
+    assert references.mirrored("https://a/q/1", mirrors) == ["https://b/c/q/1", "https://d/q/1", "https://a/q/1"]
 
 
 @given(st.text(max_size=200))

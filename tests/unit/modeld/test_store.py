@@ -280,6 +280,21 @@ def test_blocks_are_shared_only_when_all_are(
     assert (tmp_path / "store/blobs/sha256" / entry.digest).read_bytes() == data
 
 
+def test_a_source_that_grew_before_its_blocks_were_shared(
+    models: Store, tmp_path: Path, gguf_file: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = gguf_file(padding=5000)
+
+    def clone(handle: int, request: int, argument: int) -> int:
+        os.pwrite(handle, os.pread(argument, len(data), 0) + b"more", 0)
+        return 0
+
+    monkeypatch.setattr(fcntl, "ioctl", clone)
+    entry = add(models, tmp_path, data)
+    assert entry.digest == hashlib.sha256(data).hexdigest()
+    assert (tmp_path / "store/blobs/sha256" / entry.digest).read_bytes() == data
+
+
 def test_many_register_at_once(models: Store, tmp_path: Path, gguf_file: Make) -> None:
     same, faults = gguf_file("same", 100_000), []
 
@@ -370,4 +385,4 @@ def test_prune_leaves_what_is_open(models: Store, tmp_path: Path, gguf_file: Mak
     os.close(handle)
     assert models.prune(0) == (entry.size, [entry.digest])
     assert models.entries() == []
-    assert files(tmp_path / "store") == {"lock", "listing"}
+    assert files(tmp_path / "store") == {"lock", "listing", "uses/newest"}

@@ -145,13 +145,3 @@ def _content_range(url: str, answer: Answer) -> tuple[int, int | None]:
 
 def _is_strong(validator: str | None) -> bool:
     return validator is not None and validator.startswith('"')
-
-
-def mirrored(url: str, mirrors: Sequence[str]) -> list[str]:
-    """The address on every mirror that has it, then its own. A mirror is `PREFIX=PREFIX`."""
-    found = []
-    for mirror in mirrors:
-        origin, equals, other = mirror.partition("=")
-        if equals and url.startswith(origin):
-            found.append(other + url.removeprefix(origin))
-    return [*found, url]

@@ -101,6 +101,16 @@ def check_url(url: str) -> tuple[str, str]:
     return scheme, host.lower() + (f":{port}" if port else "")
 
 
+def mirrored(url: str, mirrors: Iterable[str]) -> list[str]:
+    """The address on every mirror that has it, then its own. A mirror is `PREFIX=PREFIX`."""
+    found = []
+    for mirror in mirrors:
+        origin, equals, other = mirror.partition("=")
+        if equals and url.startswith(origin):
+            found.append(other + url.removeprefix(origin))
+    return [*found, url]
+
+
 def is_local(authority: str) -> bool:
     """Whether a host, with or without a port, is this machine by its name."""
     host = authority if authority.endswith("]") else authority.rpartition(":")[0] or authority

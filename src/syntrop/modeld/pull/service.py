@@ -71,11 +71,11 @@ class Fetch1:
             loop.threadsafe(heads.put_nowait, (start, total, content))
 
         def fetch() -> None:
-            from syntrop.modeld.pull import fetching
+            from syntrop.modeld.pull import fetching, references
 
             try:
                 os.set_blocking(pipe, True)
-                urls = fetching.mirrored(url, self._settings.mirrors)
+                urls = references.mirrored(url, self._settings.mirrors)
                 work = fetching.Fetch(self._transport(control), urls, lambda data: _write(pipe, data), announce)
                 work.run(max(0, offset or 0), validator, bool(verified))
             finally:
@@ -110,6 +110,7 @@ class Fetch1:
             tries=self._settings.tries,
             longest_wait_sec=self._settings.longest_wait_sec,
             ca_file=self._settings.ca_file,
+            mirrors=self._settings.mirrors,
         )
 
 

@@ -112,12 +112,8 @@ def _artifact(transport: Transport, reference: Reference, base: str) -> Found:
 
 def _manifest(transport: Transport, reference: Reference, base: str, revision: str) -> dict[str, Any]:
     url = f"{base}/v2/{reference.name}/manifests/{revision}"
-    value, _, data = transport.json(url, ", ".join(MANIFESTS), reference.text)
-    if _DIGEST.fullmatch(revision):
-        import hashlib
-
-        if f"sha256:{hashlib.sha256(data).hexdigest()}" != revision:
-            raise Unavailable(url, "its manifest has another digest than the one asked for")
+    digest = revision if _DIGEST.fullmatch(revision) else ""
+    value = transport.json(url, ", ".join(MANIFESTS), reference.text, digest)
     if not isinstance(value, dict):
         raise Unavailable(url, "its manifest is not an object")
     return value
@@ -126,7 +122,7 @@ def _manifest(transport: Transport, reference: Reference, base: str, revision: s
 def _hub(transport: Transport, reference: Reference, hub: str, format: str, quantization: str) -> Found:
     """A repository's listing, and of it the files of one model, at the commit that the listing is of."""
     url = f"{hub}/api/models/{reference.name}/revision/{quote(reference.revision, safe='')}?blobs=true"
-    listing, _, _ = transport.json(url, "application/json", reference.text)
+    listing = transport.json(url, "application/json", reference.text)
     rows = listing.get("siblings") if isinstance(listing, dict) else None
     if not isinstance(rows, list):
         raise Unavailable(url, "its answer lists no files")

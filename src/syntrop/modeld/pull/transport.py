@@ -7,6 +7,7 @@ tells. Certificates are those of the system.
 
 from __future__ import annotations
 
+import hashlib
 import http.client
 import re
 import socket
@@ -17,11 +18,11 @@ from urllib.parse import urlencode, urljoin, urlsplit
 from syntrop import __version__
 from syntrop.modeld.pull.credentials import Credentials
 from syntrop.modeld.pull.faults import Cancelled, NotFound, Unavailable
-from syntrop.modeld.pull.references import check_url, is_local
+from syntrop.modeld.pull.references import check_url, is_local, mirrored
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
     from typing import Any
 
 REDIRECTS_MAX = 5
@@ -163,29 +164,44 @@ class Transport:
         tries: int,
         longest_wait_sec: float,
         ca_file: str | None = None,
+        mirrors: Sequence[str] = (),
     ) -> None:
         self.control = control
         self._credentials = credentials
         self._stall = stall_sec
         self._tries, self._longest = tries, longest_wait_sec
         self._ca_file = ca_file
+        self._mirrors = mirrors
         self._context: ssl.SSLContext | None = None
         self._tokens: dict[str, str] = {}
 
     def patience(self) -> Patience:
         return Patience(self._tries, self._longest, self.control)
 
-    def json(self, url: str, accept: str, reference: str) -> tuple[Any, Mapping[str, str], bytes]:
-        """A JSON document, its headers and its bytes. Raises NotFound and Unavailable."""
+    def json(self, url: str, accept: str, reference: str, digest: str = "") -> Any:
+        """A JSON document, from a mirror if one has it. `digest` is what it must have, as `sha256:` and digits.
+
+        Raises NotFound and Unavailable.
+        """
+        *mirrors, origin = mirrored(url, self._mirrors)
+        for mirror in mirrors:
+            try:
+                return self._json(mirror, accept, reference, digest, Patience(1, 0.0, self.control))
+            except (NotFound, Unavailable):
+                pass  # the source is the one to tell what is wrong
+        return self._json(origin, accept, reference, digest, self.patience())
+
+    def _json(self, url: str, accept: str, reference: str, digest: str, patience: Patience) -> Any:
         import json
 
-        patience = self.patience()
         while True:
             try:
                 with self.get(url, {"Accept": accept}) as answer:
                     data = answer.document()
+                if digest and f"sha256:{hashlib.sha256(data).hexdigest()}" != digest:
+                    raise Unavailable(url, "it has another digest than the one asked for")
                 try:
-                    return json.loads(data), dict(answer.headers), data
+                    return json.loads(data)
                 except (ValueError, RecursionError):
                     raise Unavailable(url, "its answer is not JSON") from None
             except Failed as failure:
