@@ -608,6 +608,32 @@ def test_a_full_house_refuses_with_numbers(suite: Suite) -> None:
     wait_until_idle(suite)
 
 
+def test_a_request_is_announced_as_accepted_before_its_turn(suite: Suite) -> None:
+    wait_until_idle(suite)
+    clients = [suite.runtime() for _ in range(4)]
+    how = {"model": MODEL, "prompt": "Tell", "max_tokens": 4000}
+    try:
+        for client in clients[:2]:
+            client.send(f"{RUNTIME}.Generate", how, more=True)
+            client.receive()
+        clients[2].send(f"{RUNTIME}.Generate", {**how, "announce": True}, more=True)
+        assert clients[2].receive() == {"parameters": {}, "continues": True}, "it waits for a slot"
+        clients[3].send(f"{RUNTIME}.Generate", {**how, "prompt": "word " * 9000, "announce": True}, more=True)
+        with pytest.raises(VarlinkFault) as caught:
+            clients[3].receive()
+        assert caught.value.error == "ContextExceeded", "what is refused is not announced"
+    finally:
+        for client in clients:
+            client.socket.close()
+    wait_until_idle(suite)
+    with suite.runtime() as client:
+        replies = list(client.stream(f"{RUNTIME}.Generate", **{**how, "max_tokens": 3, "announce": True}))
+        assert replies[0] == {} and replies[1]["start"] and replies[-1]["result"]["completion_tokens"] == 3
+        whole = client.call(f"{RUNTIME}.Generate", **{**how, "max_tokens": 3, "announce": True})
+        assert whole["result"]["text"] == replies[-1]["result"]["text"]
+    wait_until_idle(suite)
+
+
 def test_hanging_up_frees_the_slot_at_once(suite: Suite) -> None:
     wait_until_idle(suite)
     with suite.runtime() as client:

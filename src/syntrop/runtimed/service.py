@@ -104,6 +104,7 @@ class Runtime1:
         template_variables: str | None = None,
         priority: str = "Interactive",
         prompt_ids: list[int] | None = None,
+        announce: bool = False,
     ) -> dict[str, Any]:
         parameters.refuse_unbuilt(
             image=image,
@@ -154,6 +155,8 @@ class Runtime1:
                 adapter=adapter,
             ) as generation:
                 start = {"prompt_tokens": len(tokens), "thinking": thinking}
+                if announce and call.more:
+                    await call.send({})
                 return await self._relay(call, generation, loaded.tokenizer, start)
 
     async def CountTokens(

@@ -38,6 +38,7 @@ def parameters(request: chat.GenerateRequest, choice: int = 0) -> dict[str, Any]
         "top_logprobs": request.top_logprobs,
         "seed": engine_seed(request.seed, choice),
         "stop": request.stop or None,
+        "announce": request.stream or None,
     }
     return _without_nulls(given)
 
