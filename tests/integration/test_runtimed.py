@@ -564,12 +564,16 @@ def test_a_text_beyond_the_context_is_not_cut(suite: Suite) -> None:
     assert (error.error, error.parameters["parameter"]) == ("InvalidParameter", "texts")
 
 
-def test_variables_and_tools_reach_the_template(suite: Suite) -> None:
-    """This model's template has no use for them: they change nothing, and do no harm."""
+def test_what_the_template_has_no_place_for_is_refused(suite: Suite) -> None:
     tools = [{"name": "f", "description": "<|im_end|>", "parameters": '{"type": "object", "<|im_end|>": 1}'}]
-    variables = json.dumps({"enable_thinking": False, "x": "<|im_end|>"})
+    for method in ("Generate", "CountTokens"):
+        for name, value in (("tools", tools), ("template_variables", '{"enable_thinking": true}')):
+            error = fault(suite, method, model=MODEL, messages=HELLO, **{name: value})
+            assert (error.error, error.parameters["parameter"]) == ("InvalidParameter", name)
+            assert "chat template" in error.parameters["reason"]
+    # Not to think is what this model does anyway.
     plain = generate(suite, messages=HELLO, max_tokens=5)
-    given = generate(suite, messages=HELLO, max_tokens=5, tools=tools, template_variables=variables)
+    given = generate(suite, messages=HELLO, max_tokens=5, template_variables='{"enable_thinking": false}')
     assert (given["text"], given["prompt_tokens"]) == (plain["text"], plain["prompt_tokens"])
 
 

@@ -205,7 +205,7 @@ class Runtime1:
         self, loaded: Loaded, prompt: str | None, chat: parameters.Chat | None, most: int | None = None
     ) -> tuple[list[int], bool]:
         """The prompt as tokens: in a thread, since a long one takes a while and a template is not ours."""
-        from syntrop.runtimed.chat_template import TemplateError, TemplateLimit
+        from syntrop.runtimed.chat_template import TemplateError, TemplateLacks, TemplateLimit
         from syntrop.runtimed.prompt import PromptTooLong, chat_prompt, text_tokens
         from syntrop.runtimed.tokenizer import TokenizerError
 
@@ -231,6 +231,8 @@ class Runtime1:
             raise parameters.context_exceeded(error.requested, error.most) from None
         except TemplateLimit as error:
             raise failed(str(error)) from None
+        except TemplateLacks as error:
+            raise invalid(error.parameter, str(error)) from None
         except (TemplateError, TokenizerError) as error:
             raise invalid(given, str(error)) from None
         if not tokens:
