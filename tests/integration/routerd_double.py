@@ -4,7 +4,7 @@
 `Generate` does what the last message says: a JSON array of steps `["say", text]`, `["wait", seconds]`,
 `["repeat", text, seconds]`, `["error", name, parameters]`, `["die"]`, `["finish", reason]`. Calls and hang-ups
 are written to `double.jsonl` in the run root, with their time on the monotonic clock. `["opened"]` begins within a
-thought, as some templates do.
+thought, as some templates do; `["accept"]` tells that the request is good.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from syntrop.common import loop, paths, service
 from syntrop.common.varlink.errors import ConnectionLost, VarlinkError
 from syntrop.common.varlink.server import Call
 
-STEPS = ("opened", "say", "wait", "repeat", "error", "die", "finish")
+STEPS = ("accept", "opened", "say", "wait", "repeat", "error", "die", "finish")
 MODELS = ("alpha:1", "beta:latest", "org/gamma:2")
 
 
@@ -51,7 +51,10 @@ class Runtime1:
             # A prompt that is continued as it is says what to do in the place of a message.
             script = given["messages"][-1].get("content") if "messages" in given else given.get("prompt")
             for step, *values in steps(script):
-                if step == "opened" and start is not None:
+                if step == "accept":
+                    if given.get("announce"):
+                        await call.send({})
+                elif step == "opened" and start is not None:
                     start["thinking"] = True
                 elif step == "say":
                     await self._say(call, said, values[0], told, start)

@@ -185,6 +185,12 @@ def ask(*steps: list[Any], **fields: Any) -> dict[str, Any]:
     }
 
 
+PHASES: dict[str, Any] = {
+    "loading": (["wait", 30],),
+    "accepted": (["accept"], ["wait", 30]),  # it waits for its turn, or its prompt is read
+    "decode": (["repeat", "x", 0.01],),
+}
+EXTRA = {"/v1/messages": {"max_tokens": 9}}
 SHOUT = (["say", "Hel"], ["say", "lo ü"], ["say", "!"], ["finish", "length"])
 
 
@@ -327,15 +333,39 @@ def test_pings_until_the_first_token_and_errors_after_them(router: Router) -> No
     connection.close()
 
 
+@pytest.mark.parametrize("http", ["1.1", "2"])
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/api/chat"])
+def test_headers_come_as_soon_as_the_request_is_accepted(path: str, http: str) -> None:
+    # They would come after a minute, and pings too, if nobody told that it is.
+    router = Router("--headers-after-sec=60", "--ping-sec=60")
+    try:
+        router.start_double()
+        url = f"http://127.0.0.1:{router.port}{path}"
+        asked = json.dumps(ask(["accept"], ["wait", 3600], stream=True, **EXTRA.get(path, {})))
+        how = "--http2-prior-knowledge" if http == "2" else "--http1.1"
+        command = ["curl", "--silent", "--no-buffer", "--include", how, "--data-binary", "@-", url]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as curl:
+            assert curl.stdin and curl.stdout
+            curl.stdin.write(asked.encode())
+            curl.stdin.close()
+            assert curl.stdout.readline().split()[1] == b"200"
+            while curl.stdout.readline().strip():
+                pass  # to the end of the headers
+            assert curl.stdout.read(1) in (b":", b" "), "and a sign of life with them"
+            curl.kill()
+        wait_for(lambda: len(router.events("hang-up")) == 1)
+    finally:
+        router.close()
+
+
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("phase", ["prefill", "decode"])
+@pytest.mark.parametrize("phase", PHASES)
 def test_a_hang_up_reaches_the_engine(router: Router, phase: str, stream: bool) -> None:
     def hang_up() -> float:
         before = len(router.events("hang-up"))
         calls = len(router.events("call"))
         client = socket.create_connection(("127.0.0.1", router.port))
-        steps = ask(["wait", 30] if phase == "prefill" else ["repeat", "x", 0.01], stream=stream)
-        send(client, steps)
+        send(client, ask(*PHASES[phase], stream=stream))
         wait_for(lambda: len(router.events("call")) > calls)
         time.sleep(0.1)  # well into the phase
         left = time.monotonic()

@@ -89,6 +89,41 @@ def test_which_text_ended_an_answer(stocked_suite: Any, client: openai.OpenAI) -
         assert (message.stop_reason, message.stop_sequence) == ("max_tokens", None)
 
 
+def test_what_the_real_store_tells_of_its_models(stocked_suite: Any) -> None:
+    other = ollama.Client(stocked_suite.url, timeout=60)
+    (listed,) = other.list().models
+    assert (listed.model, listed.details.format if listed.details else None) == (MODEL, "gguf")
+    shown = other.show(MODEL)
+    assert shown.details is not None and shown.details.family == "llama" and shown.details.quantization_level
+    assert shown.capabilities == ["completion"] and shown.modelinfo is not None
+    assert shown.modelinfo["llama.context_length"] == 8192
+    other._client.close()
+
+
+def test_what_the_model_has_no_place_for_is_refused(stocked_suite: Any, client: openai.OpenAI) -> None:
+    function = {"name": "f", "parameters": {"type": "object", "properties": {}}}
+    tools: list[Any] = [{"type": "function", "function": function}]
+    for given in ({"tools": tools}, {"reasoning_effort": "high"}):
+        for stream in (False, True):
+            with pytest.raises(openai.BadRequestError) as caught:
+                ask(client, **given, stream=stream)
+            assert caught.value.param == next(iter(given))
+    assert ask(client, tools=tools, tool_choice="none", reasoning_effort="none").choices[0].message.content
+    with anthropic.Anthropic(base_url=stocked_suite.url, api_key="none", max_retries=0, timeout=60) as claude:
+        options: dict[str, Any] = {"model": MODEL, "messages": QUESTION, "max_tokens": 2048}
+        for more, name in (
+            ({"tools": [{"name": "f", "input_schema": {"type": "object"}}]}, "tools"),
+            ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking"),
+        ):
+            with pytest.raises(anthropic.BadRequestError, match=name):
+                claude.messages.create(**options, **more)
+    other = ollama.Client(stocked_suite.url, timeout=60)
+    for more, name in (({"tools": tools}, "tools"), ({"think": True}, "think")):
+        with pytest.raises(ollama.ResponseError, match=name):
+            other.chat(MODEL, QUESTION, **more)  # type: ignore[call-overload]
+    other._client.close()
+
+
 def test_loading_keeping_and_letting_go(stocked_suite: Any) -> None:
     other = ollama.Client(stocked_suite.url, timeout=60)
     assert other.generate(MODEL).done_reason == "load"

@@ -7,6 +7,7 @@ import importlib.util
 import json
 import socket
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -162,6 +163,28 @@ def test_a_reset_stream_reaches_the_engine_and_leaves_the_others(router: Any) ->
         wait_for(lambda: len(router.events("hang-up")) == left + 1, 30)
         client.until(h2.events.StreamEnded, stays)
         assert said(client.data(stays)) == "ab"
+
+
+@pytest.mark.parametrize("how", ["reset", "end"])
+@pytest.mark.parametrize("phase", process.PHASES)
+def test_a_hang_up_reaches_the_engine(router: Any, phase: str, how: str) -> None:
+    def hang_up() -> float:
+        before, calls = len(router.events("hang-up")), len(router.events("call"))
+        with Client(router.port) as client:
+            stream = client.post(ask(*process.PHASES[phase], stream=True))
+            wait_for(lambda: len(router.events("call")) > calls)
+            time.sleep(0.1)  # well into the phase
+            if how == "reset":
+                client.h2.reset_stream(stream)
+            left = time.monotonic()
+            if how == "reset":
+                client.flush()
+            else:
+                client.socket.close()
+            wait_for(lambda: len(router.events("hang-up")) > before)
+        return float(router.events("hang-up")[-1]["at"]) - left
+
+    process.within(0.05, hang_up)
 
 
 def test_a_failure_in_mid_stream_resets_the_stream(router: Any) -> None:

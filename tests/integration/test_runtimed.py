@@ -564,12 +564,16 @@ def test_a_text_beyond_the_context_is_not_cut(suite: Suite) -> None:
     assert (error.error, error.parameters["parameter"]) == ("InvalidParameter", "texts")
 
 
-def test_variables_and_tools_reach_the_template(suite: Suite) -> None:
-    """This model's template has no use for them: they change nothing, and do no harm."""
+def test_what_the_template_has_no_place_for_is_refused(suite: Suite) -> None:
     tools = [{"name": "f", "description": "<|im_end|>", "parameters": '{"type": "object", "<|im_end|>": 1}'}]
-    variables = json.dumps({"enable_thinking": False, "x": "<|im_end|>"})
+    for method in ("Generate", "CountTokens"):
+        for name, value in (("tools", tools), ("template_variables", '{"enable_thinking": true}')):
+            error = fault(suite, method, model=MODEL, messages=HELLO, **{name: value})
+            assert (error.error, error.parameters["parameter"]) == ("InvalidParameter", name)
+            assert "chat template" in error.parameters["reason"]
+    # Not to think is what this model does anyway.
     plain = generate(suite, messages=HELLO, max_tokens=5)
-    given = generate(suite, messages=HELLO, max_tokens=5, tools=tools, template_variables=variables)
+    given = generate(suite, messages=HELLO, max_tokens=5, template_variables='{"enable_thinking": false}')
     assert (given["text"], given["prompt_tokens"]) == (plain["text"], plain["prompt_tokens"])
 
 
@@ -605,6 +609,32 @@ def test_a_full_house_refuses_with_numbers(suite: Suite) -> None:
     finally:
         for client in clients:
             client.socket.close()
+    wait_until_idle(suite)
+
+
+def test_a_request_is_announced_as_accepted_before_its_turn(suite: Suite) -> None:
+    wait_until_idle(suite)
+    clients = [suite.runtime() for _ in range(4)]
+    how = {"model": MODEL, "prompt": "Tell", "max_tokens": 4000}
+    try:
+        for client in clients[:2]:
+            client.send(f"{RUNTIME}.Generate", how, more=True)
+            client.receive()
+        clients[2].send(f"{RUNTIME}.Generate", {**how, "announce": True}, more=True)
+        assert clients[2].receive() == {"parameters": {}, "continues": True}, "it waits for a slot"
+        clients[3].send(f"{RUNTIME}.Generate", {**how, "prompt": "word " * 9000, "announce": True}, more=True)
+        with pytest.raises(VarlinkFault) as caught:
+            clients[3].receive()
+        assert caught.value.error == "ContextExceeded", "what is refused is not announced"
+    finally:
+        for client in clients:
+            client.socket.close()
+    wait_until_idle(suite)
+    with suite.runtime() as client:
+        replies = list(client.stream(f"{RUNTIME}.Generate", **{**how, "max_tokens": 3, "announce": True}))
+        assert replies[0] == {} and replies[1]["start"] and replies[-1]["result"]["completion_tokens"] == 3
+        whole = client.call(f"{RUNTIME}.Generate", **{**how, "max_tokens": 3, "announce": True})
+        assert whole["result"]["text"] == replies[-1]["result"]["text"]
     wait_until_idle(suite)
 
 

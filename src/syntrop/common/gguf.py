@@ -12,6 +12,7 @@ Layout: magic, version, tensor count, pair count, the key/value pairs, the tenso
 
 from __future__ import annotations
 
+import re
 import struct
 
 TYPE_CHECKING = False
@@ -402,7 +403,18 @@ def describe(gguf: GGUF) -> dict[str, object]:
         "context_length": context if isinstance(context, int) and not isinstance(context, bool) else None,
         "license": text("general.license"),
         "chat_template": "tokenizer.chat_template" in metadata,
+        "chat_abilities": chat_abilities(text("tokenizer.chat_template") or ""),
     }
+
+
+def chat_abilities(template: str) -> list[str]:
+    """What a chat template seems to have a place for: tools, thinking."""
+    found = []
+    if re.search(r"\{[%{][^{}%]*\b(tools|functions)\b", template):
+        found.append("tools")
+    if re.search(r"\b(enable_thinking|reasoning_effort)\b|think>|_THINKING", template):
+        found.append("thinking")
+    return found
 
 
 def _dominant_type(gguf: GGUF) -> str | None:

@@ -93,6 +93,9 @@ def describe(kind: str, files: Mapping[str, Buffer]) -> dict[str, Any]:
     _check_index(files)
     config = _json(files, "config.json")
     quantized = config.get("quantization_config")
+    template = _template(files)
+    from syntrop.common import gguf
+
     architectures = config.get("architectures")
     found.update(
         architecture=_text(config.get("model_type"))
@@ -107,13 +110,27 @@ def describe(kind: str, files: Mapping[str, Buffer]) -> dict[str, Any]:
             None,
         ),
         license=_license(files),
-        chat_template=any(path.endswith(".jinja") for path in files)
-        or "chat_template" in _json(files, "tokenizer_config.json"),
+        chat_template=template is not None,
+        chat_abilities=gguf.chat_abilities(template or ""),
         tokenizer=any(path in files for path in ("tokenizer.json", "tokenizer.model", "vocab.txt", "vocab.json")),
     )
     if isinstance(quantized, dict) and (method := _text(quantized.get("quant_method"))):
         found["quantization"] = method
     return found
+
+
+def _template(files: Mapping[str, Buffer]) -> str | None:
+    """The text of all chat templates; None where there is none."""
+    found = []
+    for path in sorted(files):
+        if path.endswith(".jinja"):
+            with memoryview(files[path]) as view:
+                found.append(bytes(view[:TEXT_MAX]).decode("utf-8", "replace"))
+    config = _json(files, "tokenizer_config.json")
+    if "chat_template" in config:
+        named = config["chat_template"]  # a text, or a list of named ones
+        found.append(named if isinstance(named, str) else json.dumps(named, ensure_ascii=False))
+    return "\n".join(found) if found else None
 
 
 def _check_index(files: Mapping[str, Buffer]) -> None:

@@ -57,5 +57,6 @@ def describe(buffer: Buffer, kind: str) -> dict[str, Any]:
         "context_length": None,
         "license": None,
         "chat_template": False,
+        "chat_abilities": [],
         "notes": header.notes,
     }

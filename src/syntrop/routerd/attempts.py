@@ -49,6 +49,8 @@ if TYPE_CHECKING:
             ...
 
 
+_GRACE = 0.05  # seconds that a request which was accepted waits for its first event, to be told with it
+
 # Errors that another candidate, or the same a little later, may not make.
 RETRYABLE = (chat.Overloaded, chat.Unavailable, chat.EngineTimeout, chat.GenerationFailed, chat.Unfit)
 # And those that are no fault of who was asked: it lacks what another one may have.
@@ -111,7 +113,8 @@ class Attempts:
         self.tries = 0
 
     async def next(self, timeout: float | None = None) -> chat.Event:
-        """The next event. Raises EngineError, and TimeoutError when there is none yet: then ask again."""
+        """The next event. Raises EngineError, and TimeoutError when there is none yet: then ask again. Whoever was
+        asked may end the wait soon, by telling that the request is good."""
         until = None if timeout is None else self._clock() + timeout
         while True:
             if self._generation is None:
@@ -128,6 +131,10 @@ class Attempts:
                 continue
             except chat.EngineError as error:
                 await self._fail(error)
+                continue
+            if isinstance(event, chat.Accepted):
+                if until is not None:
+                    until = min(until, self._clock() + _GRACE)
                 continue
             self._note(event)
             return event

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 from time import monotonic
 
+from syntrop.common import journal
 from syntrop.common.http import chat
-from syntrop.common.http.errors import HttpError
+from syntrop.common.http.errors import HttpError, InternalFault
 from syntrop.common.http.exchange import Limits
 from syntrop.common.http.origin import LOCAL_HOSTS, objection
 from syntrop.common.http.server import Disconnected, Server
@@ -149,6 +150,15 @@ class Ingress:
             if exchange.started or shaped is error:
                 raise
             raise shaped from error
+        except Disconnected:
+            raise
+        except Exception as fault:  # logged as any other, but told in the dialect
+            inner = InternalFault(exchange.id)
+            shaped = dialects.shape(name, inner, exchange.id)
+            if exchange.started or shaped is inner:
+                raise
+            journal.exception(f"{exchange.id} {exchange.request.method} {exchange.request.path} failed", fault)
+            raise shaped from fault
 
 
 async def _admit_triage(exchange: Exchange) -> None:

@@ -259,7 +259,7 @@ class _EmbeddingTurn:
         self._result = result
         self._task = loop.spawn(provider.embed(request), "embedding", eager=True)
 
-    async def next(self, timeout: float | None = None) -> chat.Event:
+    async def next(self, timeout: float | None = None) -> chat.Told:
         with loop.deadline(timeout):
             found = await self._task
         self._result.vectors = found

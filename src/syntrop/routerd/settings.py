@@ -23,8 +23,9 @@ TABLE = (
         "headers_after_sec",
         float,
         1.0,
-        "How long a stream waits for its first piece before its headers are sent. Errors that come earlier "
-        "have their proper status, later ones are events in the stream.",
+        "How long a stream waits at most for whoever is asked to accept it before its headers are sent; once it "
+        "is accepted they are. Errors that come earlier have their proper status, later ones are events in the "
+        "stream.",
         unit="seconds",
         minimum=0.0,
         maximum=60.0,

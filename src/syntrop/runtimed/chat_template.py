@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from _thread import allocate_lock
 
+from syntrop.common.http.thinking import PAIRS
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -39,12 +41,25 @@ def warm() -> None:
     _ = syntrop
 
 
+# What switches thoughts on and off, whatever a template calls it.
+_THINKING = {"enable_thinking", "thinking", "reasoning_effort"}
+
+
 class TemplateError(ValueError):
     """The template is missing, broken, or refused the conversation; the text says which."""
 
 
 class TemplateLimit(TemplateError):
     """The template was stopped at a bound."""
+
+
+class TemplateLacks(TemplateError):
+    """The template has no place for something that was given: it would go unread. `parameter`: tools or
+    template_variables."""
+
+    def __init__(self, parameter: str, reason: str) -> None:
+        super().__init__(reason)
+        self.parameter = parameter
 
 
 class ChatTemplate:
@@ -59,6 +74,7 @@ class ChatTemplate:
         self._tokens = {"bos_token": bos, "eos_token": eos}
         self._compiled: tuple[Template, Budget, Forms] | None = None
         self._takes_functions = False
+        self._names: set[str] | None = None  # of the variables that it reads
 
     def prepare(self) -> None:
         """Compile, so that the first rendering need not. Raises TemplateError."""
@@ -96,6 +112,33 @@ class ChatTemplate:
                 except TemplateError:
                     pass
                 raise
+
+    def check(self, *, tools: bool, variables: Mapping[str, Any]) -> None:
+        """Raises TemplateLacks where `tools`, or all of the `variables`, would change nothing.
+
+        Variables that ask for nothing, such as `enable_thinking` when false, may be read by none: but not where
+        the template has marks of thoughts, so that the model may think all the same. Those that ask a model to
+        think that does so unasked are what it does.
+        """
+        names = self._reads()
+        if tools and not names & {"tools", "functions"}:
+            raise TemplateLacks("tools", "the model's chat template has no place for them")
+        if variables and not names & variables.keys():
+            thinks = any(mark in self._source for pair in PAIRS for mark in pair)
+            if thinks != any(variables.values()) or not variables.keys() <= _THINKING:
+                given = ", ".join(sorted(variables))
+                raise TemplateLacks("template_variables", f"the model's chat template reads no {given[:200]}")
+
+    def _reads(self) -> set[str]:
+        with self._lock:
+            self._prepared()
+            if self._names is None:
+                from jinja2 import meta
+
+                from syntrop.runtimed.template_sandbox import Budget, environment
+
+                self._names = meta.find_undeclared_variables(environment(Budget()).parse(self._source))
+            return self._names
 
     def _prepared(self) -> tuple[Template, Budget, Forms]:
         if self._compiled is None:

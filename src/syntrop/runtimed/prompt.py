@@ -56,8 +56,10 @@ def chat_prompt(
     `tools` as OpenAI's clients write them.
 
     Control tokens are read in the template's own text only: a message, a tool or a variable that spells one is
-    just text. Raises TemplateError and PromptTooLong.
+    just text. Nothing is passed over in silence. Raises TemplateError, TemplateLacks and PromptTooLong.
     """
+    if tools or variables:
+        template.check(tools=bool(tools), variables=variables or {})
     given = {"messages": template_messages(messages), "tools": tools or None, **(variables or {})}
     texts: list[str] = []
     _each_string(given, texts.append)

@@ -105,6 +105,7 @@ class Runtime1:
         template_variables: str | None = None,
         priority: str = "Interactive",
         prompt_ids: list[int] | None = None,
+        announce: bool = False,
     ) -> dict[str, Any]:
         parameters.refuse_unbuilt(
             image=image,
@@ -155,6 +156,8 @@ class Runtime1:
                 adapter=adapter,
             ) as generation:
                 start = {"prompt_tokens": len(tokens), "thinking": thinking}
+                if announce and call.more:
+                    await call.send({})
                 return await self._relay(call, generation, loaded.tokenizer, start)
 
     async def CountTokens(
@@ -203,7 +206,7 @@ class Runtime1:
         self, loaded: Loaded, prompt: str | None, chat: parameters.Chat | None, most: int | None = None
     ) -> tuple[list[int], bool]:
         """The prompt as tokens: in a thread, since a long one takes a while and a template is not ours."""
-        from syntrop.runtimed.chat_template import TemplateError, TemplateLimit
+        from syntrop.runtimed.chat_template import TemplateError, TemplateLacks, TemplateLimit
         from syntrop.runtimed.prompt import PromptTooLong, chat_prompt, text_tokens
         from syntrop.runtimed.tokenizer import TokenizerError
 
@@ -229,6 +232,8 @@ class Runtime1:
             raise parameters.context_exceeded(error.requested, error.most) from None
         except TemplateLimit as error:
             raise failed(str(error)) from None
+        except TemplateLacks as error:
+            raise invalid(error.parameter, str(error)) from None
         except (TemplateError, TokenizerError) as error:
             raise invalid(given, str(error)) from None
         if not tokens:

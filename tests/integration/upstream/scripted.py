@@ -242,11 +242,20 @@ async def heard(generation: Generation) -> tuple[str, chat.Finished]:
     """The whole text, and the end. Raises EngineError."""
     text = ""
     while True:
-        event = await generation.next()
+        event = await said(generation)
         if isinstance(event, chat.Finished):
             return text, event
         assert isinstance(event, chat.Delta)
         text += event.text
+
+
+async def said(generation: Generation) -> chat.Event:
+    """The next event of the answer itself."""
+    event = await generation.next()
+    if isinstance(event, chat.Accepted):
+        event = await generation.next()
+    assert not isinstance(event, chat.Accepted), "it is told once"
+    return event
 
 
 async def told(one: Provider, request: chat.GenerateRequest | None = None) -> tuple[str, chat.Finished]:

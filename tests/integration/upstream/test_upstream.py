@@ -29,6 +29,7 @@ from scripted import (
     question,
     reply,
     run,
+    said,
     told,
     until,
 )
@@ -80,7 +81,7 @@ async def failing(up: Any, kind: type[chat.EngineError], match: str = "", text: 
     found = ""
     with pytest.raises(kind, match=match) as caught:
         while True:
-            came = await generation.next()
+            came = await said(generation)
             assert isinstance(came, chat.Delta)
             found += came.text
     await generation.close()
@@ -253,7 +254,7 @@ def test_a_reset_in_mid_stream() -> None:
         async with Upstream(script) as upstream:
             up = provider(upstream.url)
             generation = up.generate(question())
-            assert isinstance(await generation.next(), chat.Delta)
+            assert isinstance(await said(generation), chat.Delta)
             first.set()
             with pytest.raises(chat.GenerationFailed, match="broke off"):
                 await generation.next()
@@ -334,6 +335,33 @@ def test_next_may_be_asked_again() -> None:
     run(main())
 
 
+@pytest.mark.parametrize("kind", ["openai", "anthropic"])
+@pytest.mark.parametrize("choices", [1, 3])
+def test_who_begins_to_answer_has_accepted_the_request(kind: str, choices: int) -> None:
+    go = loop_event()
+
+    async def script(peer: Peer) -> None:
+        await peer.request()
+        await peer.send(HEAD)
+        await go.wait()
+
+    async def main() -> None:
+        async with Upstream(script) as upstream:
+            up = provider(upstream.url, kind)
+            request = question()
+            request.n = choices
+            generation = up.generate(request)
+            assert isinstance(await generation.next(), chat.Accepted)
+            with pytest.raises(TimeoutError):  # once, however many choices there are
+                await generation.next(0.05)
+            assert generation.ready() == []
+            await generation.close()
+            go.set()
+            up.close()
+
+    run(main())
+
+
 # --- hanging up ------------------------------------------------------------------------------------------
 
 
@@ -370,7 +398,7 @@ def test_a_hang_up_reaches_the_server(phase: str) -> None:
             generation = up.generate(question())
             await reached.wait()
             if phase in ("mid-stream", "backlog"):
-                assert isinstance(await generation.next(), chat.Delta)
+                assert isinstance(await said(generation), chat.Delta)
             await generation.close()
             await saw.wait()
             assert up.client.open == 0  # type: ignore[attr-defined]

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from syntrop.common import gguf
-from syntrop.common.gguf import GGUF, GGUFError, Skipped, describe, parse
+from syntrop.common.gguf import GGUF, GGUFError, Skipped, chat_abilities, describe, parse
 
 LETTERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 
@@ -272,7 +272,12 @@ def test_describes_the_real_models(smollm2_path: Path, gemma3_path: Path, qwen2_
         "context_length": 8192,
         "license": "apache-2.0",
         "chat_template": True,
+        "chat_abilities": [],
     }
+    assert qwen2["chat_abilities"] in ([], ["tools"])
+    assert chat_abilities("Call <b>tools</b>, {% for m in messages %}{{ m }}{% endfor %}") == []
+    switch = "{%- if tools %}{{- tools | tojson }}{% endif %}{% if enable_thinking is defined %}{% endif %}"
+    assert chat_abilities(switch) == ["tools", "thinking"]
     assert (gemma3["architecture"], gemma3["quantization"], gemma3["chat_template"]) == ("gemma3", "Q4_K_M", False)
     assert gemma3["tensor_types"] == {"F32": 109, "Q8_0": 10, "Q5_0": 81, "Q4_K": 27, "Q6_K": 9}
     assert (qwen2["architecture"], qwen2["context_length"], qwen2["license"]) == ("qwen2", 32_768, None)

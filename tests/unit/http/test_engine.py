@@ -171,6 +171,36 @@ def test_choices_run_together_a_few_at_a_time_each_with_its_seed() -> None:
     run(main)
 
 
+@pytest.mark.parametrize("n", [1, 3])
+def test_an_engine_announces_to_streams_that_it_has_accepted_the_request(n: int) -> None:
+    go: list[loop.Event] = []
+
+    async def script(given: dict[str, Any], say: Say) -> None:
+        assert given["announce"] is True
+        await say()
+        await go[0].wait()
+        await say(delta="x")
+        await say(result=RESULT, last=True)
+
+    async def main() -> None:
+        go.append(loop.Event())
+        double, engine = Double(script), Engine()
+        assert "announce" not in parameters(ask())
+        generation = engine.generate(ask(n=n, stream=True))
+        assert isinstance(await generation.next(), chat.Accepted)
+        with pytest.raises(TimeoutError):  # once, however many choices there are
+            await generation.next(0.05)
+        assert generation.ready() == []
+        go[0].set()
+        events = await collect(generation, n)
+        assert [text_of(events, i) for i in range(n)] == ["x"] * n
+        assert all(isinstance(one, chat.Delta | chat.Finished) for one in events)
+        engine.close()
+        await double.close()
+
+    run(main)
+
+
 def test_one_choice_that_fails_fails_them_all() -> None:
     async def script(given: dict[str, Any], say: Say) -> None:
         if given["seed"] == engine_seed(0, 1):

@@ -242,7 +242,8 @@ def test_what_a_model_is() -> None:
         "quantization": "Q4_0",
         "context_length": 8192,
         "license": None,
-        "chat_template": "{% if tools %}{% endif %}{% if enable_thinking %}{% endif %}",
+        "chat_template": True,
+        "chat_abilities": ["tools", "thinking"],
     }
     told = client.ShowResponse(**ollama_models.show(STORED, metadata))
     assert told.modelinfo == {
@@ -255,6 +256,8 @@ def test_what_a_model_is() -> None:
     assert (told.details.parameter_size, told.details.quantization_level) == ("8.0B", "Q4_0")
     bare = client.ShowResponse(**ollama_models.show({"id": "elsewhere"}, {}))
     assert (bare.modelinfo, bare.template, bare.capabilities) == ({}, "", ["completion"])
+    encoder = client.ShowResponse(**ollama_models.show(STORED, {"architecture": "bert", "chat_template": False}))
+    assert encoder.capabilities == ["embedding"]
 
 
 def test_models_in_memory() -> None:

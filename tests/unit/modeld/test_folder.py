@@ -62,6 +62,9 @@ def test_what_a_folder_says_of_itself() -> None:
     assert (found["parameter_count"], found["quantization"], found["tensor_types"]) == (8, "BF16", {"BF16": 2})
     assert (found["chat_template"], found["tokenizer"]) == (True, True)
     files = sharded()
+    assert found["chat_abilities"] == []
+    files["chat_template.jinja"] = b"{{ tools }}</think>"
+    assert folder.describe("safetensors", files)["chat_abilities"] == ["tools", "thinking"]
     files["config.json"] = b'{"quantization_config": {"quant_method": "awq"}}'
     assert folder.describe("safetensors", files)["quantization"] == "awq"
 

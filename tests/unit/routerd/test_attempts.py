@@ -23,12 +23,12 @@ class Clock:
 class Script:
     """A generation that says what it was given: events, errors, or a number: seconds that pass."""
 
-    def __init__(self, clock: Clock, script: list[chat.Event | chat.EngineError | float]) -> None:
+    def __init__(self, clock: Clock, script: list[chat.Told | chat.EngineError | float]) -> None:
         self._clock = clock
         self._script = script
         self.closed = False
 
-    async def next(self, timeout: float | None = None) -> chat.Event:
+    async def next(self, timeout: float | None = None) -> chat.Told:
         step = self._script[0]
         if isinstance(step, float):
             if timeout is not None and timeout < step:
@@ -47,7 +47,7 @@ class Script:
         events: list[chat.Event] = []
         while self._script and not isinstance(self._script[0], float | chat.EngineError):
             step = self._script.pop(0)
-            assert not isinstance(step, float | chat.EngineError)
+            assert not isinstance(step, float | chat.EngineError | chat.Accepted)
             events.append(step)
         return events
 
@@ -59,7 +59,7 @@ class Place:
     model = "m"
     reason = ""
 
-    def __init__(self, provider: str, clock: Clock, *script: chat.Event | chat.EngineError | float) -> None:
+    def __init__(self, provider: str, clock: Clock, *script: chat.Told | chat.EngineError | float) -> None:
         self.provider = provider
         self.max_latency: float | None = None
         self.generation = Script(clock, list(script))
@@ -198,6 +198,29 @@ def test_who_does_not_begin_in_time_is_left() -> None:
     assert loop.run(patiently()) == "x after 2 pings"
     assert first.told == ["begun", "EngineTimeout"] and first.generation.closed
     assert second.told == ["begun", "abandoned"]
+
+
+def test_a_request_that_is_accepted_is_not_waited_for_much_longer() -> None:
+    clock = Clock()
+    place = Place("a", clock, 2.0, chat.Accepted(), 9.0, chat.Delta("x"), 1.0, END)
+
+    async def patiently() -> None:
+        attempts = Attempts([place], retries=0, clock=clock)
+        with pytest.raises(TimeoutError):
+            await attempts.next(60.0)
+        assert clock.now == 2.05
+        event = await attempts.next(60.0)
+        assert isinstance(event, chat.Delta) and clock.now == 11.0
+        assert isinstance(await attempts.next(), chat.Finished)
+        await attempts.close()
+
+    loop.run(patiently())
+    assert place.told == ["begun", (11.0, 2, 12.0)], "to be accepted is no answer yet"
+
+    clock = Clock()
+    first = Place("a", clock, chat.Accepted(), chat.Unavailable("gone"))
+    second = Place("b", clock, chat.Accepted(), chat.Delta("x"), END)
+    assert loop.run(run(Attempts([first, second], retries=1, clock=clock))) == "x", "another one may still answer"
 
 
 def test_leaving_hangs_up() -> None:

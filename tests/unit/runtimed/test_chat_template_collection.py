@@ -16,7 +16,7 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from syntrop.runtimed import template_sandbox
-from syntrop.runtimed.chat_template import ChatTemplate, TemplateError, template_messages
+from syntrop.runtimed.chat_template import ChatTemplate, TemplateError, TemplateLacks, template_messages
 
 TOOLS = [
     {
@@ -150,3 +150,37 @@ def test_every_template(case: str, templates: dict[str, tuple[ChatTemplate, Temp
         if case == "calls":
             assert name in NO_CALLS or "Kyïv" in text or "Ky\\u00efv" in text, name
             assert text.count("None") <= template.render([USER], tools=TOOLS).count("None"), name
+
+
+def test_tools_are_refused_where_they_would_go_unread(templates: dict[str, tuple[ChatTemplate, Template]]) -> None:
+    lacking = set()
+    for name, (template, _) in templates.items():
+        try:
+            template.check(tools=True, variables={})
+        except TemplateLacks as error:
+            assert error.parameter == "tools"
+            lacking.add(name)
+        shown = "get_weather" in template.render([USER], tools=TOOLS)
+        assert (name not in lacking) == shown, name
+    assert "microsoft-Phi-3.5-mini-instruct" in lacking and len(lacking) < len(templates) / 2
+
+
+def test_thinking_is_refused_where_it_cannot_be_switched(
+    templates: dict[str, tuple[ChatTemplate, Template]],
+) -> None:
+    told = {True: {"enable_thinking": True, "thinking": True, "reasoning_effort": "low"},
+            False: {"enable_thinking": False, "thinking": False}}  # fmt: skip
+    for name, (template, _) in templates.items():
+        refused = []
+        for wanted, variables in told.items():
+            try:
+                template.check(tools=False, variables=variables)
+            except TemplateLacks as error:
+                assert error.parameter == "template_variables"
+                refused.append(wanted)
+        assert len(refused) < 2, f"{name} either thinks or does not"
+        if refused:
+            texts = {template.render([USER], **variables) for variables in told.values()}
+            assert len(texts) == 1, f"{name} can be switched"
+    with pytest.raises(TemplateLacks, match="reads no x"):
+        template.check(tools=False, variables={"x": None})

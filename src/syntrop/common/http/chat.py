@@ -184,6 +184,16 @@ class TokenLogprob:
         self.top = top
 
 
+class Accepted:
+    """The request is known to be good and is waited for now: no piece of an answer, and told by those who know it,
+    once, before all else. `Attempts` keep it to themselves."""
+
+    __slots__ = ("choice",)
+
+    def __init__(self) -> None:
+        self.choice = 0
+
+
 class Delta:
     """The next piece of the answer's text, whole characters only. `logprobs`: of the tokens that end in it."""
 
@@ -268,6 +278,7 @@ class Finished:
 # What a generation says, in its order; every choice ends with its Finished.
 if TYPE_CHECKING:
     Event = Delta | Reasoning | CallStarted | CallArguments | Finished
+    Told = Event | Accepted
 
 
 class EngineError(Exception):

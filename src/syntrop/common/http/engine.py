@@ -189,12 +189,12 @@ class Generation:
     """One choice that runs. Events are read ahead of whoever asks for them, up to a bound."""
 
     def __init__(self, engine: Engine, request: chat.GenerateRequest, choice: int = 0) -> None:
-        self._queue: loop.Queue[chat.Event | Exception] = loop.Queue(_AHEAD)
-        self._next: chat.Event | Exception | None = None
+        self._queue: loop.Queue[chat.Told | Exception] = loop.Queue(_AHEAD)
+        self._next: chat.Told | Exception | None = None
         run = self._run(engine, request, choice)
         self._task = loop.spawn(run, "generation", eager=True)
 
-    async def next(self, timeout: float | None = None) -> chat.Event:
+    async def next(self, timeout: float | None = None) -> chat.Told:
         """The next event. Raises EngineError, and TimeoutError when there is none yet: then ask again."""
         event = self._take()
         if event is None:
@@ -211,10 +211,11 @@ class Generation:
             if isinstance(event, Exception | chat.Finished):
                 self._next = event
                 break
-            events.append(event)
+            if not isinstance(event, chat.Accepted):
+                events.append(event)
         return events
 
-    def _take(self) -> chat.Event | Exception | None:
+    def _take(self) -> chat.Told | Exception | None:
         event, self._next = self._next, None
         if event is None and len(self._queue):
             event = self._queue.get_nowait()
@@ -255,6 +256,9 @@ class Generation:
         """Pass the events on but for the last, which is the result."""
         end: chat.Finished | None = None
         async for reply in replies:
+            if reply.continues and not reply.parameters:
+                await self._queue.put(chat.Accepted())
+                continue
             for event in answer.feed(reply.parameters):
                 await self._queue.put(event)
             if answer.enough and (end := answer.stop()) is not None:

@@ -25,8 +25,10 @@ def parse_object(body: bytes) -> Fields:
         raise BadRequest(f"The body is not valid UTF-8 (at byte {error.start}).") from None
     except RecursionError:
         raise BadRequest("The body's JSON is nested too deeply.") from None
-    except ValueError as error:  # JSONDecodeError, and numbers with thousands of digits
+    except json.JSONDecodeError as error:
         raise BadRequest(f"The body is not valid JSON: {error}.") from None
+    except ValueError:
+        raise BadRequest("The body holds a number with thousands of digits.") from None
     if not isinstance(value, dict):
         raise BadRequest("The body must be a JSON object.")
     return Fields(value)
@@ -44,7 +46,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _no_constant(name: str) -> object:
-    raise ValueError(f"{name} is no JSON value")
+    raise BadRequest(f"The body is not valid JSON: {name} is no JSON value.")
 
 
 class Fields:

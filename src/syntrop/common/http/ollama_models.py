@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from typing import Any
 
 
+_ENCODERS = ("bert", "nomic-bert", "roberta", "xlm-roberta", "jina-bert-v2")  # as files name their architecture
+
+
 def tags(models: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """The reply of `/api/tags`: of each model its `id`, and from the store `digest`, `size_bytes` and `format`."""
     return {"models": [_tag(model) for model in models]}
@@ -48,7 +51,6 @@ def parse_show(body: bytes) -> str:
 def show(model: Mapping[str, Any], metadata: Mapping[str, Any]) -> dict[str, Any]:
     """The reply of `/api/show`: a model as in `tags`, and what its file says of itself (`Model1.Inspect`)."""
     family = metadata.get("architecture") or ""
-    template = metadata.get("chat_template") or ""
     info = {
         "general.architecture": metadata.get("architecture"),
         "general.parameter_count": metadata.get("parameter_count"),
@@ -57,7 +59,7 @@ def show(model: Mapping[str, Any], metadata: Mapping[str, Any]) -> dict[str, Any
     return {
         "modelfile": "",
         "parameters": "",
-        "template": template,
+        "template": "",  # the store tells that there is one, not which
         "license": metadata.get("license") or "",
         "details": _details(
             model.get("format", ""),
@@ -66,18 +68,13 @@ def show(model: Mapping[str, Any], metadata: Mapping[str, Any]) -> dict[str, Any
             metadata.get("quantization") or "",
         ),
         "model_info": {name: value for name, value in info.items() if value is not None},
-        "capabilities": _capabilities(template),
+        "capabilities": _capabilities(family, metadata.get("chat_abilities") or ()),
     }
 
 
-def _capabilities(template: str) -> list[str]:
-    """What a model's own template has a place for."""
-    found = ["completion"]
-    if "tools" in template:
-        found.append("tools")
-    if "enable_thinking" in template or "<think>" in template:
-        found.append("thinking")
-    return found
+def _capabilities(family: str, abilities: Iterable[str]) -> list[str]:
+    """An encoder makes vectors, others text. `abilities`: what a model's own template has a place for."""
+    return ["embedding"] if family in _ENCODERS else ["completion", *abilities]
 
 
 def ps(models: Iterable[Mapping[str, Any]]) -> dict[str, Any]:

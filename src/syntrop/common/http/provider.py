@@ -12,8 +12,9 @@ if TYPE_CHECKING:
     class Generation(Protocol):
         """One turn that runs. Whoever started it closes it, which hangs up unless the turn has ended."""
 
-        async def next(self, timeout: float | None = None) -> chat.Event:
-            """The next event. Raises EngineError, and TimeoutError when there is none yet: then ask again."""
+        async def next(self, timeout: float | None = None) -> chat.Told:
+            """The next event; before all others there may be an Accepted. Raises EngineError, and TimeoutError
+            when there is none yet: then ask again."""
             ...
 
         def ready(self) -> list[chat.Event]:

@@ -26,14 +26,15 @@ class Together:
     def __init__(
         self, starts: Sequence[Callable[[], Generation]], choices: int = 1, *, at_once: int = AT_ONCE
     ) -> None:
-        self._queue: loop.Queue[chat.Event | Exception] = loop.Queue(_AHEAD)
+        self._queue: loop.Queue[chat.Told | Exception] = loop.Queue(_AHEAD)
+        self._begun = False  # something has been told
         self._next: Exception | None = None
         self._waiting = list(enumerate(starts))[::-1]
         self._choices = choices
         self._tasks = [loop.spawn(self._run(), "choices") for _ in range(min(at_once, len(starts)))]
 
-    async def next(self, timeout: float | None = None) -> chat.Event:
-        event: chat.Event | Exception
+    async def next(self, timeout: float | None = None) -> chat.Told:
+        event: chat.Told | Exception
         if self._next is not None:
             event, self._next = self._next, None
         else:
@@ -50,6 +51,8 @@ class Together:
             if isinstance(event, Exception):
                 self._next = event
                 break
+            if isinstance(event, chat.Accepted):
+                continue
             events.append(event)
             if isinstance(event, chat.Finished):
                 break
@@ -77,6 +80,9 @@ class Together:
         try:
             while left:
                 event = await generation.next()
+                if isinstance(event, chat.Accepted) and self._begun:
+                    continue
+                self._begun = True
                 left -= isinstance(event, chat.Finished)
                 event.choice += first
                 await self._queue.put(event)

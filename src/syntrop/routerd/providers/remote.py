@@ -20,7 +20,7 @@ from syntrop.routerd.providers.failures import Teller
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from typing import Any, Protocol
 
     from syntrop.common.http.client import Response
@@ -167,13 +167,13 @@ class Turn:
         self._reader = reader
         self._model = model
         self._amend = amend
-        self._queue: loop.Queue[list[chat.Event] | chat.EngineError] = loop.Queue(_AHEAD)
-        self._ready: deque[chat.Event] = deque()
+        self._queue: loop.Queue[Sequence[chat.Told] | chat.EngineError] = loop.Queue(_AHEAD)
+        self._ready: deque[chat.Told] = deque()
         self._failure: chat.EngineError | None = None
         self._told = False  # everything has been put into the queue
         self._task = loop.spawn(self._run(), f"turn at {remote.id}", eager=True)
 
-    async def next(self, timeout: float | None = None) -> chat.Event:
+    async def next(self, timeout: float | None = None) -> chat.Told:
         """The next event. Raises EngineError, and TimeoutError when there is none yet: then ask again."""
         while not self._ready:
             if self._failure is not None:
@@ -186,11 +186,11 @@ class Turn:
         """The events that have arrived already, without waiting."""
         while len(self._queue):
             self._accept(self._queue.get_nowait())
-        events = list(self._ready)
+        events = [event for event in self._ready if not isinstance(event, chat.Accepted)]
         self._ready.clear()
         return events
 
-    def _accept(self, came: list[chat.Event] | chat.EngineError) -> None:
+    def _accept(self, came: Sequence[chat.Told] | chat.EngineError) -> None:
         if isinstance(came, chat.EngineError):
             self._failure = came
         else:
@@ -246,6 +246,7 @@ class Turn:
             # It takes no notice of `stream`.
             await self._put(reader.whole(self._remote.json(await response.read(WHOLE_MAX))))
         elif sort in (_STREAM, "text/plain", ""):
+            await self._put([chat.Accepted()])
             await self._listen(response)
         else:
             raise self._remote.teller.broken(f"its answer is {given[:80]!r}, neither events nor JSON")
@@ -273,7 +274,7 @@ class Turn:
             # What came before a failure is told before it.
             await self._put(events)
 
-    async def _put(self, events: list[chat.Event]) -> None:
+    async def _put(self, events: Sequence[chat.Told]) -> None:
         if events:
             await self._queue.put(events)
 
