@@ -235,7 +235,7 @@ def _files(path: str) -> list[tuple[str, str]]:
     """Paths below a folder, and where they are; an empty path for a single file. Raises FetchError."""
     if not os.path.isdir(path):
         return [("", path)]
-    from syntrop.modeld import folder
+    from syntrop.common import modelfiles
 
     found = []
     for base, folders, names in os.walk(path, onerror=_raise):
@@ -243,9 +243,9 @@ def _files(path: str) -> list[tuple[str, str]]:
         for name in sorted(names):
             where = os.path.join(base, name)
             place = os.path.relpath(where, path)
-            if folder.is_wanted(place):
+            if modelfiles.belongs(place):
                 found.append((place, where))
-    if not any(folder.is_weights(place) for place, _ in found):
+    if not any(modelfiles.is_weights(place) for place, _ in found):
         raise starter.FetchError(f"{path}: no safetensors or GGUF file in it")
     if len(found) > FILES_MAX:
         raise starter.FetchError(f"{path}: {len(found)} files of a model; at most {FILES_MAX} can be imported")

@@ -117,11 +117,17 @@ class Answer:
         return self._left <= 0
 
     async def next(self, timeout: float | None = None) -> chat.Event:
-        """The next event. Raises EngineError, and TimeoutError when there is none yet: then ask again."""
+        """The next event. Raises EngineError, and TimeoutError when there is none yet: then ask again. The engine
+        may end the wait soon, by telling that the request is good."""
         try:
             event = await self._loan.within(lambda: self._turn.next(timeout))
+            if isinstance(event, chat.Accepted):
+                soon = None if timeout is None else min(timeout, chat.GRACE)
+                event = await self._loan.within(lambda: self._turn.next(soon))
         except loan.Lost as lost:
             raise Withdrawn(str(lost)) from None
+        if isinstance(event, chat.Accepted):
+            raise chat.GenerationFailed("the engine announced a request twice")
         self._left -= isinstance(event, chat.Finished)
         return event
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 
+from syntrop.common.modelfiles import belongs, is_weights
 from syntrop.modeld import formats, naming
 
 TYPE_CHECKING = False
@@ -20,8 +21,6 @@ if TYPE_CHECKING:
     from syntrop.common.safetensors import Buffer
 
 TEXT_MAX = 64 << 20  # bytes of a JSON file that is looked into
-_COMPANIONS = (".json", ".jinja", ".txt", ".model", ".tiktoken")
-_PAPERS = re.compile(r"(?:LICEN[CS]E|NOTICE|README|COPYING)(?:\.(?:md|txt))?", re.IGNORECASE)
 _SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.(safetensors|gguf)", re.ASCII)
 _LICENSE = re.compile(r"^license:[ \t]*['\"]?([\w.+-]+)", re.MULTILINE)
 
@@ -36,12 +35,7 @@ def is_wanted(path: str) -> bool:
         naming.parse_path(path)
     except naming.InvalidIdentifier:
         return False
-    name = path.rpartition("/")[2]
-    return is_weights(path) or name.endswith(_COMPANIONS) or _PAPERS.fullmatch(name) is not None
-
-
-def is_weights(path: str) -> bool:
-    return path.endswith((".safetensors", ".gguf"))
+    return belongs(path)
 
 
 def choose(paths: Iterable[str]) -> tuple[str, list[str]]:

@@ -7,6 +7,7 @@ import fcntl
 import os
 import stat
 
+from syntrop.common import modelfiles
 from syntrop.modeld import disk, folder, formats
 from syntrop.modeld.faults import Unsuitable
 
@@ -54,7 +55,7 @@ def size_of(source: int, path: str = "") -> int:
     flags = fcntl.fcntl(source, fcntl.F_GETFL)
     if flags & os.O_PATH or flags & os.O_ACCMODE == os.O_WRONLY:
         raise Unsuitable(prefix + "not open for reading")
-    if status.st_size == 0 and (not path or folder.is_weights(path)):
+    if status.st_size == 0 and (not path or modelfiles.is_weights(path)):
         raise Unsuitable(prefix + "an empty file")
     return status.st_size
 

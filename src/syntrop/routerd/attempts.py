@@ -49,8 +49,6 @@ if TYPE_CHECKING:
             ...
 
 
-_GRACE = 0.05  # seconds that a request which was accepted waits for its first event, to be told with it
-
 # Errors that another candidate, or the same a little later, may not make.
 RETRYABLE = (chat.Overloaded, chat.Unavailable, chat.EngineTimeout, chat.GenerationFailed, chat.Unfit)
 # And those that are no fault of who was asked: it lacks what another one may have.
@@ -134,7 +132,7 @@ class Attempts:
                 continue
             if isinstance(event, chat.Accepted):
                 if until is not None:
-                    until = min(until, self._clock() + _GRACE)
+                    until = min(until, self._clock() + chat.GRACE)
                 continue
             self._note(event)
             return event

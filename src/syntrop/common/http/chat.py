@@ -184,6 +184,9 @@ class TokenLogprob:
         self.top = top
 
 
+GRACE = 0.05  # seconds that a request which was accepted waits for its first event, to be told with it
+
+
 class Accepted:
     """The request is known to be good and is waited for now: no piece of an answer, and told by those who know it,
     once, before all else. `Attempts` keep it to themselves."""

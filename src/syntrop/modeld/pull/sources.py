@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 from urllib.parse import quote, unquote, urlsplit
 
+from syntrop.common import modelfiles
 from syntrop.modeld import folder, naming
 from syntrop.modeld.pull import references
 from syntrop.modeld.pull.faults import NotFound, Unavailable
@@ -64,7 +65,7 @@ def resolve(transport: Transport, text: str, *, hub: str, library: str, format: 
 
 def _file(reference: Reference) -> Found:
     name = unquote(urlsplit(reference.text).path.rpartition("/")[2]) or "model"
-    path = name if folder.is_weights(name) and folder.is_wanted(name) else "model.gguf"
+    path = name if modelfiles.is_weights(name) and folder.is_wanted(name) else "model.gguf"
     return Found(
         naming.derive(name.rpartition(".")[0] or name, "model"),
         naming.LATEST,
@@ -100,7 +101,7 @@ def _artifact(transport: Transport, reference: Reference, base: str) -> Found:
         size = layer.get("size")
         url = f"{base}/v2/{reference.name}/blobs/{layer['digest']}"
         files.append(RemoteFile(title, url, layer["digest"], size if type(size) is int else None))
-    weights = [one for one in files if folder.is_weights(one.path)]
+    weights = [one for one in files if modelfiles.is_weights(one.path)]
     if not weights:
         raise NotFound(reference.text, "it has no layer that is a GGUF or safetensors file")
     if all(one.path.endswith(".gguf") for one in weights):
