@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from syntrop.contextd.redaction import digest, redact, secret_content
+from syntrop.common.redaction import digest, redact, secret_content
 
 KEY = b"k" * 32
 SECRET = "correct-horse-battery"

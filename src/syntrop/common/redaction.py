@@ -12,7 +12,7 @@ import fnmatch
 import os
 import re
 
-from syntrop.contextd.patterns import late
+from syntrop.common.patterns import late
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def _mask(value: str, key: bytes) -> str:
 
 
 def hasher(key: bytes) -> Hasher:
-    from syntrop.contextd.digests import blake2b
+    from syntrop.common.digests import blake2b
 
     return blake2b(key=key, digest_size=_DIGEST_BYTES)
 
