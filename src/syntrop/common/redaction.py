@@ -86,12 +86,13 @@ def redact(text: str, key: bytes) -> str:
         value = value.strip(quote) if quote else value
         if _HARMLESS.match(value):
             return match[0]
-        return f"{match['head']}{quote}{_mask(value, key)}{quote}"
+        return f"{match['head']}{quote}{masked(value, key)}{quote}"
 
-    return _SHAPED.sub(lambda match: _mask(match[0], key), _NAMED.sub(replace, text))
+    return _SHAPED.sub(lambda match: masked(match[0], key), _NAMED.sub(replace, text))
 
 
-def _mask(value: str, key: bytes) -> str:
+def masked(value: str, key: bytes) -> str:
+    """What stands for a secret: its digest. What stands for one already stays as it is."""
     if value.startswith("<secret:"):
         return value
     return f"<secret:{digest(key, value.encode('utf-8', 'surrogateescape'))[:16]}>"
