@@ -26,6 +26,10 @@ class Breaker:
     __slots__ = ("_failures", "_locked", "_opened", "_trial", "_trips", "level")
 
     def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """An operator's word: as new."""
         self._failures: list[float] = []  # within WINDOW, oldest first
         self._trips: list[float] = []  # within TRIPS_WINDOW
         self._opened: float | None = None
@@ -81,10 +85,6 @@ class Breaker:
     def abandoned(self) -> None:
         """The action that was let through did not take place."""
         self._trial = False
-
-    def reset(self) -> None:
-        """An operator's word: as new."""
-        self.__init__()  # type: ignore[misc]
 
     def recent(self, now: float) -> int:
         """Failures within the window."""

@@ -419,7 +419,7 @@ class _Candidates:
         return near and self._evidence.before_failure(one.time_us) and one.action != "remove"
 
     def _sentence(self, fault_class: str, subject: str, change: Change | None) -> str:
-        words = _WORDS.get(fault_class, fault_class.replace("_", " "))
+        words = s.WORDS.get(fault_class, fault_class.replace("_", " "))
         text = words.format(subject=subject or "something") if "{subject}" in words else words
         if "{subject}" not in words and subject:
             text += f" ({subject})"
@@ -475,28 +475,3 @@ class _Candidates:
 
 def _past(action: str) -> str:
     return {"upgrade": "upgraded", "downgrade": "downgraded", "install": "installed"}.get(action, f"{action}ed")
-
-
-_WORDS = {
-    s.MEMORY_LIMIT: "it was killed at its memory limit",
-    s.MEMORY_EXHAUSTED: "the machine ran out of memory, and it was killed",
-    s.DESCRIPTOR_LIMIT: "it ran out of file descriptors",
-    s.MISSING_PROGRAM: "its program {subject} cannot be executed",
-    s.MISSING_FILE: "a file that it needs is missing",
-    s.MISSING_LIBRARY: "a library or module that it needs is missing",
-    s.EXECUTION_CONTEXT: "what its unit asks for cannot be set up",
-    s.CONFIGURATION: "it does not take its configuration",
-    s.PORT_TAKEN: "the address that it wants to listen on is taken",
-    s.DEPENDENCY: "a unit or service that it needs is not there",
-    s.PERMISSION: "it may not use what it needs",
-    s.DISK_FULL: "there is no space left",
-    s.READ_ONLY: "it wants to write where everything is read-only",
-    s.CLOCK: "the clock is wrong",
-    s.FLAPPING: "it fails each time that it is started",
-    s.STOPPED_BY_HAND: "somebody had it killed",
-    s.CRASH: "it crashed",
-    s.TIMEOUT: "it took too long",
-    s.WATCHDOG: "it stopped telling that it is alive",
-    s.PROTOCOL: "it did not report as its Type= demands",
-    s.SYSTEM_CALL: "it made a system call that its unit forbids",
-}

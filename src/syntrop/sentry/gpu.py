@@ -61,12 +61,12 @@ _TEXTS: tuple[tuple[str, str, re.Pattern[str]], ...] = (
     (BUS_ERROR, "", late(r"AER: (?:can't recover|device recovery failed)|PCIe Bus Error: severity=Uncorrect")),
     (BUS_ERROR, "amdgpu", late(r"PCI error: detected callback|device lost from bus")),
     (BUS_ERROR, "nvidia", late(r"NVRM: .{0,80}GPU (?:at .{0,40})?has fallen off the bus|NV_ERR_GPU_IS_LOST")),
+    (PEER_DMA, "amdgpu", late(r"(?<![\w.])[1-9]\d{0,12}(?: new)? uncorrectable hardware errors detected in"
+        r"(?: total in)? xgmi_wafl")),
     (ECC, "amdgpu", late(r"(?<![\w.])[1-9]\d{0,12}(?: new)? uncorrectable hardware errors detected in"
-        r"|RAS poison is consumed|Poison is (?:created|consumed)")),
-    (ECC, "xe", late(r"\[Hardware Error\]: .{0,60}(?:FATAL|uncorrect)", re.IGNORECASE)),
+        r"|Poison is created|RAS poison consumption")),
     (PEER_DMA, "", late(r"AMD-Vi: Event logged \[IO_PAGE_FAULT |DMAR: \[DMA (?:Read|Write)")),
-    (PEER_DMA, "amdgpu", late(r"xgmi.{0,60}(?:fail|error|timeout)|ring (?:page\d"
-        r"|sdma)\S{0,8} timeout, signaled seq=", re.IGNORECASE)),
+    (PEER_DMA, "amdgpu", late(r"ring (?:page\d|sdma)\S{0,8} timeout, signaled seq=")),
     (DRIVER_HANG, "amdgpu", late(r"ring \S{1,32} timeout, signaled seq=|GPU reset begin!"
         r"|MES (?:failed to respond|might be in unrecoverable state)|qcm fence wait loop timeout"
         r"|GPU reset end with ret = -|GPU reset\(\d+\) failed")),
@@ -75,7 +75,7 @@ _TEXTS: tuple[tuple[str, str, re.Pattern[str]], ...] = (
     (DRIVER_HANG, "xe", late(r"Engine reset: engine_class=|Timedout job: |GT\d{1,2}: reset failed"
         r"|declared device \S{1,20} as wedged")),
     (DRIVER_HANG, "nvidia", late(r"NVRM: .{0,40}(?:GSP Timeout|GPU is probably locked)")),
-    (DRIVER_HANG, "nouveau", late(r"fifo: (?:SCHED_ERROR|fault)|channel \d+ killed|timeout")),
+    (DRIVER_HANG, "nouveau", late(r"fifo: (?:SCHED_ERROR|fault)|channel \d+ killed")),
     (MEMORY_EXHAUSTED, "amdgpu", late(r"Not enough memory for command submission"
         r"|amdgpu_vm_validate\w{0,16}\(\) failed")),
     (MEMORY_EXHAUSTED, "xe", late(r"VM worker error: -12\b")),
@@ -89,14 +89,17 @@ _NO_FAULT = late(
     r"|(?<![\d.])0 uncorrectable"
 )
 _CAME_BACK = late(
-    r"GPU reset(?:\(\d+\))? succeeded|Ring \S{1,32} reset succeeded"
-    r"|device wedged, but recovered through reset|reset done\b"
+    r"GPU reset(?:\(\d+\))? succeeded|Ring \S{1,32} reset succeeded|device wedged, but recovered through reset"
+    # i915 loads its firmware anew after a reset; xe tells of an engine's reset when it is over.
+    r"|reset done\b|i915 .{0,40}(?:GuC firmware|HuC authenticated|GUC: submission enabled)"
+    r"|Engine reset: engine_class="
 )
 _STAYED_AWAY = late(
     r"GPU reset(?:\(\d+\))? failed|GPU reset end with ret = -|as wedged|GPU recovery timed out"
     r"|Failed to reset chip|needs recovery|reset failed, no further|GPU is lost"
 )
-_HAS_ADDRESS = ("amdgpu", "i915", "xe", "nvidia", "nouveau")
+_STOOD_STILL = late(r"ring \S{1,32} timeout, signaled|GPU HANG: ecode|Timedout job: ")
+HANGS_MAX = 3  # so many in what was read, and that it came back each time counts no more
 
 
 class Fault(Record):
@@ -240,13 +243,14 @@ def triage(
     first = min(faults, key=lambda fault: (CATEGORIES.index(fault.category), fault.number))
     own = [fault for fault in faults if fault.device == first.device and fault.category == first.category]
     recovered = _came_back(texts, first.device)
-    action, blamed = _remedy(first, recovered)
+    often = sum(_STOOD_STILL.search(fault.line) is not None for fault in own) >= HANGS_MAX
+    action, blamed = _remedy(first, recovered and not often)
     peers = sorted({f.device for f in faults if f.category == first.category and f.device != first.device})
     words = _WORDS[first.category].format(device=first.device)
     if first.xid:
         words += f" (Xid {first.xid})"
     if recovered and first.category == DRIVER_HANG:
-        words += "; it came back by its driver's reset"
+        words += "; it came back by its driver's reset" + (", and stood still again" if often else "")
     if peers:
         words += f"; {', '.join(peers)} told of it too, later"
     dumps = [match["path"] for text in texts if (match := _DUMP.search(text))]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from fnmatch import fnmatchcase
 
+from syntrop.common.protected import UNITS_NEVER
 from syntrop.sentry.record import Record
 
 TYPE_CHECKING = False
@@ -18,13 +19,6 @@ if TYPE_CHECKING:
 
 TREAT, OBSERVE, IGNORE = "treat", "observe", "ignore"
 
-# Without these a host cannot log, authenticate, be reached or be repaired; and we are no judge in our own cause.
-PROTECTED = (
-    "init.scope", "-.*", "*.slice", "*.scope", "*.target", "*.device", "user@*", "user-runtime-dir@*", "systemd-*",
-    "dbus*", "polkit*", "udev*", "ssh.*", "sshd*", "ssh@*", "getty@*", "serial-getty@*", "autovt@*",
-    "console-getty.*", "emergency.*", "rescue.*", "debug-shell.*", "container-shell@*", "container-getty@*",
-    "initrd-*", "syntrop*", "routerd*", "inferenced*", "modeld*", "contextd*", "toold*", "runtimed*",
-)  # fmt: skip
 _DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 _MINUTES = 24 * 60
 
@@ -130,7 +124,7 @@ class Policy:
 
     def protected(self, unit: str) -> str:
         """Why actions on a unit are forbidden; empty where they are not. For every name of a unit."""
-        for pattern in PROTECTED:
+        for pattern in UNITS_NEVER:
             if fnmatchcase(unit, pattern):
                 return f"{unit} is never acted on ({pattern})"
         if any(fnmatchcase(unit, pattern) for pattern in self._deny):

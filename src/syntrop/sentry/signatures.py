@@ -37,6 +37,31 @@ FAULT_CLASSES = (
     NO_FAILURE, UNKNOWN,
 )  # fmt: skip
 
+# Each in a sentence; `{subject}` is what the finding names.
+WORDS = {
+    MEMORY_LIMIT: "it was killed at its memory limit",
+    MEMORY_EXHAUSTED: "the machine ran out of memory, and it was killed",
+    DESCRIPTOR_LIMIT: "it ran out of file descriptors",
+    MISSING_PROGRAM: "its program {subject} cannot be executed",
+    MISSING_FILE: "a file that it needs is missing",
+    MISSING_LIBRARY: "a library or module that it needs is missing",
+    EXECUTION_CONTEXT: "what its unit asks for cannot be set up",
+    CONFIGURATION: "it does not take its configuration",
+    PORT_TAKEN: "the address that it wants to listen on is taken",
+    DEPENDENCY: "a unit or service that it needs is not there",
+    PERMISSION: "it may not use what it needs",
+    DISK_FULL: "there is no space left",
+    READ_ONLY: "it wants to write where everything is read-only",
+    CLOCK: "the clock is wrong",
+    FLAPPING: "it fails each time that it is started",
+    STOPPED_BY_HAND: "somebody had it killed",
+    CRASH: "it crashed",
+    TIMEOUT: "it took too long",
+    WATCHDOG: "it stopped telling that it is alive",
+    PROTOCOL: "it did not report as its Type= demands",
+    SYSTEM_CALL: "it made a system call that its unit forbids",
+}
+
 _MANAGER = (MANAGER,)
 _SPAWN = (MANAGER, SPAWN)
 _SERVICE = (SERVICE,)

@@ -11,13 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from syntrop.sentry import breaker, policy
+from syntrop.sentry import breaker
 from syntrop.sentry.breaker import CLOSED, HALF_OPEN, LOCKED, OPEN, Breaker
 from syntrop.sentry.budget import Budget
 from syntrop.sentry.dependencies import chains, roots
 from syntrop.sentry.policy import IGNORE, OBSERVE, TREAT, Occasion, Policy, window
 from syntrop.sentry.storm import Backlog, importance
-from syntrop.toold import policy as toold_policy
 
 # Breaker.
 
@@ -206,10 +205,6 @@ def test_protected_units_are_observed_by_any_of_their_names() -> None:
         assert ruled(one, unit) == OBSERVE, unit
     names = ["web.service", "dbus-org.example.service"]
     assert one.rule(names, Occasion(), now=0.0, weekday=0, minute=0).kind == OBSERVE
-
-
-def test_nothing_is_tried_that_toold_would_never_do() -> None:
-    assert set(toold_policy.UNITS_NEVER) <= set(policy.PROTECTED)
 
 
 @pytest.mark.parametrize(
