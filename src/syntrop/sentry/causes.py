@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import re
 
+from syntrop.common.patterns import late
 from syntrop.sentry import signatures as s
 from syntrop.sentry.evidence import DUMPED, EXITED, KILLED
 from syntrop.sentry.record import Record
@@ -33,7 +34,7 @@ _AGED_US = 6 * 3600 * 1_000_000  # a change that is older explains less: it has 
 _AGED = 0.3
 _FAULTS = {4: "SIGILL", 5: "SIGTRAP", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 11: "SIGSEGV"}
 _SIGSYS = 31
-_ATTRIBUTES = re.compile(r"^(?:mode [0-7]{4} became [0-7]{4}|owner \d+:\d+ became \d+:\d+)", re.MULTILINE)
+_ATTRIBUTES = late(r"^(?:mode [0-7]{4} became [0-7]{4}|owner \d+:\d+ became \d+:\d+)", re.MULTILINE)
 
 
 class Cause(Record):
@@ -124,14 +125,14 @@ class _Candidates:
         if fault_class == s.UNIT_SYNTAX:
             self._unit_syntax(found)
             return
-        first = max(found, key=lambda one: (one.signature.weight, one.subject != ""))
+        first = max(found, key=lambda one: (one.weight, one.subject != ""))
         subject = first.subject or next((one.subject for one in found if one.subject), "")
         cited = [one.entry_id for one in found[:4]]
         # Several texts that say the same are one witness; systemd's and the program's are two.
         kinds: dict[bool, float] = {}
         for one in found:
             believed = self._evidence.get(one.entry_id).believed
-            kinds[believed] = max(kinds.get(believed, 0.0), one.signature.weight)
+            kinds[believed] = max(kinds.get(believed, 0.0), one.weight)
         weight = join(*kinds.values())
         change, support = self._explaining(fault_class, subject)
         if change is not None:

@@ -10,10 +10,9 @@ log cannot know. What is left is that words may sway a model: verdict.py bounds 
 
 from __future__ import annotations
 
-import random
-import re
 import unicodedata
 
+from syntrop.common.patterns import late
 from syntrop.sentry.evidence import SERVICE
 from syntrop.sentry.record import Record
 
@@ -39,7 +38,7 @@ FIXED = (
 _MARKUP = str.maketrans(
     {"<": "(", ">": ")", "[": "(", "]": ")", "{": "(", "}": ")", "|": "/", "`": "'", "\u2581": "_"}
 )
-_SPACE = re.compile(r"\s+")
+_SPACE = late(r"\s+")
 
 
 class Prompt(Record):
@@ -57,20 +56,33 @@ class Prompt(Record):
 
 def quoted(text: str, limit: int = LINE_MAX) -> str:
     """A text as one harmless line of at most `limit` characters."""
-    text = unicodedata.normalize("NFKC", text[: limit * 8])
-    text = "".join(
-        " " if letter.isspace() else letter for letter in text if letter.isspace() or letter.isprintable()
-    ).translate(_MARKUP)
-    text = _SPACE.sub(" ", text).strip()
+    text = text[: limit * 4]
+    if not (text.isascii() and text.isprintable()):
+        text = unicodedata.normalize("NFKC", text)
+        text = "".join(" " if letter.isspace() else letter for letter in text if _shown(letter))
+    text = _SPACE.sub(" ", text.translate(_MARKUP)).strip()
     return text if len(text) <= limit else text[: limit - 2] + " …"
+
+
+def _shown(letter: str) -> bool:
+    return letter.isspace() or letter.isprintable()
+
+
+def _dealt(causes: Sequence[Cause], seed: int) -> list[Cause]:
+    """The causes in an order that the seed decides (Fisher and Yates, with Knuth's MMIX generator)."""
+    order = list(causes)
+    for index in range(len(order) - 1, 0, -1):
+        seed = (seed * 6364136223846793005 + 1442695040888963407) & 0xFFFF_FFFF_FFFF_FFFF
+        other = (seed >> 33) % (index + 1)
+        order[index], order[other] = order[other], order[index]
+    return order
 
 
 def compose(evidence: Evidence, causes: Sequence[Cause], *, seed: int) -> Prompt:
     """The prompt for a choice among at most seven causes. What does not fit is left out from the least telling
     on.
     """
-    chosen = list(causes[: len(LETTERS) - 1])
-    random.Random(seed).shuffle(chosen)
+    chosen = _dealt(causes[: len(LETTERS) - 1], seed)
     labels = tuple((LETTERS[index], cause.fault_class) for index, cause in enumerate(chosen))
     labels += ((LETTERS[len(chosen)], NONE),)
     choices = [
@@ -82,12 +94,13 @@ def compose(evidence: Evidence, causes: Sequence[Cause], *, seed: int) -> Prompt
     head = f"{FIXED}\nUnit: {quoted(evidence.unit, 256)}\nEvidence:\n"
     room = PROMPT_MAX - len(head) - len(tail)
     cited = {id for cause in chosen for id in cause.evidence}
+    lines = list(_lines(evidence))
     kept: dict[str, str] = {}
-    for id, line in sorted(_lines(evidence), key=lambda one: one[0] not in cited):
+    for id, line in sorted(lines, key=lambda one: one[0] not in cited):
         if len(line) + 1 <= room:
             kept[id] = line
             room -= len(line) + 1
-    body = "\n".join(kept[id] for id, _ in _lines(evidence) if id in kept)
+    body = "\n".join(kept[id] for id, _ in lines if id in kept)
     return Prompt(head + body + tail, labels)
 
 

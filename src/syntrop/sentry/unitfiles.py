@@ -3,11 +3,10 @@
 
 from __future__ import annotations
 
-import re
-
+from syntrop.common.patterns import late
 from syntrop.sentry import signatures as s
 
-_DROP_IN = re.compile(r"/(?:etc|run)/systemd/system/(?P<owner>[^/]+)\.d/(?P<name>[^/]+\.conf)")
+_DROP_IN = late(r"/(?:etc|run)/systemd/system/(?P<owner>[^/]+)\.d/(?P<name>[^/]+\.conf)\Z")
 # Settings whose change explains a class.
 SETTINGS = {
     s.MEMORY_LIMIT: ("MemoryMax", "MemoryHigh", "MemoryLimit", "MemorySwapMax"),
@@ -36,5 +35,5 @@ def template(unit: str) -> str:
 
 def drop_in(unit: str, path: str) -> str:
     """The file name of an administrator's drop-in of this unit or its template; empty where the path is none."""
-    match = _DROP_IN.fullmatch(path)
+    match = _DROP_IN.match(path)
     return match["name"] if match is not None and match["owner"] in (unit, template(unit)) else ""
