@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from syntrop.sentry.signatures import Finding
 
 CAUSES_MAX = 6
+# How a reason of contextd's begins where a file is the unit's own.
+OWN_ROLES = ("drop-in", "unit file", "environment file", "configuration", "program")
 SURE = 0.99  # nothing is surer than this
 _EXEC = 203  # systemd.exec(5)
 _BEFORE_EXEC = range(200, 246)  # what the manager's child exits with where it cannot become the program
@@ -403,10 +405,7 @@ class _Candidates:
     def _is_own(self, change: Change) -> bool:
         """Whether contextd thinks that a file is the unit's own: what is near by name only is not."""
         return bool(drop_in(self._evidence.unit, change.path)) or change.reason.startswith(
-            tuple(
-                f"{role} of {self._evidence.unit},"
-                for role in ("drop-in", "unit file", "environment file", "configuration", "program")
-            )
+            tuple(f"{role} of {self._evidence.unit}," for role in OWN_ROLES)
         )
 
     def _is_unit_file(self, path: str) -> bool:

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from typing import Any
 
+    from syntrop.common.psi import Pressure
+
 ENTRIES_MAX = 64  # of the failed invocation
 MANAGER_MAX = 24  # of them at most are PID 1's and the kernel's; they are kept however much the service writes
 MESSAGE_MAX = 512  # characters of an entry
@@ -387,6 +389,42 @@ def entry(number: int, fields: Mapping[str, str], key: bytes) -> Entry:
         message_id=fields.get("MESSAGE_ID", "")[:32] if whose != SERVICE else "",
         unit=(fields.get("UNIT") if whose != SERVICE else None) or fields.get("_SYSTEMD_UNIT", ""),
         fields=tuple((name, clean(fields[name], key, 256)) for name in kept if name in fields),
+    )
+
+
+def coredump(number: int, fields: Mapping[str, str], key: bytes) -> Coredump:
+    """A crash from the fields of systemd-coredump's entry: the program, the signal, the top of the stack."""
+    lines = (line.strip() for line in fields.get("MESSAGE", "").split("\n"))
+    frames = [clean(line, key, 200) for line in lines if line.startswith("#")]
+    return Coredump(
+        f"c{number}",
+        cursor=fields.get("__CURSOR", "")[:512],
+        executable=clean(fields.get("COREDUMP_EXE") or fields.get("COREDUMP_COMM", ""), key, 256),
+        signal=fields.get("COREDUMP_SIGNAL_NAME", "")[:16],
+        unit=fields.get("COREDUMP_UNIT", "")[:256],
+        frames=tuple(frames[:FRAMES_MAX]),
+    )
+
+
+def counters(files: Mapping[str, str]) -> tuple[Counter, ...]:
+    """Counters of flat-keyed files of a control group (`memory.events`, `pids.events`), by the files' names.
+
+    Lines that are none are passed over. What is 0 is told too: it speaks against.
+    """
+    pairs = [
+        (f"{file} {words[0]}", int(words[1]))
+        for file, text in sorted(files.items())
+        for words in map(str.split, text.split("\n"))
+        if len(words) == 2 and words[1].isascii() and words[1].isdigit() and len(words[1]) < 20
+    ]
+    return tuple(Counter(f"g{number}", name, value) for number, (name, value) in enumerate(pairs, 1))
+
+
+def stalls(pressures: Mapping[str, Pressure]) -> tuple[Stall, ...]:
+    """Pressure by resource, from what `common.psi` read."""
+    return tuple(
+        Stall(f"p{number}", resource, one.some.avg10, one.full.avg10 if one.full is not None else 0.0)
+        for number, (resource, one) in enumerate(sorted(pressures.items()), 1)
     )
 
 

@@ -37,11 +37,12 @@ class Failure(Record):
 class Backlog:
     """The failures that wait."""
 
-    __slots__ = ("_details_max", "_waiting")
+    __slots__ = ("_detailed", "_details_max", "_waiting")
 
     def __init__(self, details_max: int = DETAILS_MAX) -> None:
         self._details_max = details_max
         self._waiting: dict[str, Failure] = {}
+        self._detailed: set[str] = set()  # those that have particulars
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -60,27 +61,29 @@ class Backlog:
             importance=importance if earlier is None else max(importance, earlier.importance),
             details=details,
         )
-        self._shed()
+        if details is None:
+            self._detailed.discard(unit)
+            return
+        self._detailed.add(unit)
+        if len(self._detailed) > self._details_max:
+            last = max((self._waiting[one] for one in self._detailed), key=Failure.rank)
+            last.details = None
+            self._detailed.remove(last.unit)
 
     def take(self) -> Failure | None:
         """The next one, which waits no longer; None when nothing waits."""
         if not self._waiting:
             return None
-        unit = min(self._waiting.values(), key=Failure.rank).unit
-        return self._waiting.pop(unit)
+        return self.drop(min(self._waiting.values(), key=Failure.rank).unit)
 
     def drop(self, unit: str) -> Failure | None:
         """A unit that need not be looked into any more: it recovered, or it is a victim of another."""
+        self._detailed.discard(unit)
         return self._waiting.pop(unit, None)
 
     def waiting(self) -> list[Failure]:
         """All that wait, in order."""
         return sorted(self._waiting.values(), key=Failure.rank)
-
-    def _shed(self) -> None:
-        detailed = [one for one in self._waiting.values() if one.details is not None]
-        if len(detailed) > self._details_max:
-            max(detailed, key=Failure.rank).details = None
 
 
 def importance(*, dependants: int, socket: bool, wanted_by_boot: bool, accelerator: bool) -> int:

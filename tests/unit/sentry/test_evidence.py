@@ -8,6 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from syntrop.common import psi
+from syntrop.contextd import unitfiles
 from syntrop.sentry import causes, evidence, prompt, signatures
 from syntrop.sentry.evidence import Change, Coredump, Counter, Entry, Evidence, Neighbour, Package, Stall
 
@@ -113,6 +115,45 @@ def test_contextds_words_are_taken_over() -> None:
     assert change.added()[1:] == ["b"]
     assert change.removed() == ["a"]
     assert evidence.packages(context)[0].old_version == ""
+
+
+def test_contextds_reasons_are_those_that_are_looked_for() -> None:
+    roles = {
+        unitfiles.DROP_IN,
+        unitfiles.FRAGMENT,
+        unitfiles.ENVIRONMENT,
+        unitfiles.CONFIGURATION,
+        unitfiles.PROGRAM,
+    }
+    assert roles == set(causes.OWN_ROLES)
+
+
+def test_a_crash_is_summed_up_without_its_memory() -> None:
+    fields = {
+        "__CURSOR": "s=1",
+        "COREDUMP_EXE": "/usr/sbin/web",
+        "COREDUMP_SIGNAL_NAME": "SIGABRT",
+        "COREDUMP_UNIT": "web.service",
+        "MESSAGE": "Process 77 (web) of user 33 dumped core.\n\nStack trace of thread 77:\n"
+        + "\n".join(f"#{number}  0x00007f raise (libc.so.6 + 0x1)" for number in range(40)),
+    }
+    found = evidence.coredump(1, fields, KEY)
+    assert (found.id, found.executable, found.signal) == ("c1", "/usr/sbin/web", "SIGABRT")
+    assert len(found.frames) == evidence.FRAMES_MAX
+    assert found.frames[0].startswith("#0")
+
+
+def test_counters_and_pressure_are_read_from_the_kernels_files() -> None:
+    found = evidence.counters({"memory.events": "low 0\nhigh 3\noom_kill 1\n", "pids.events": "max 2\nx y\n\n1\n"})
+    assert [(one.id, one.name, one.value) for one in found] == [
+        ("g1", "memory.events low", 0), ("g2", "memory.events high", 3), ("g3", "memory.events oom_kill", 1),
+        ("g4", "pids.events max", 2),
+    ]  # fmt: skip
+    some = "some avg10=12.50 avg60=1.00 avg300=0.00 total=9\n"
+    read = psi.parse(some + "full avg10=3.00 avg60=0.00 avg300=0.00 total=4\n")
+    assert evidence.stalls({"memory": read, "cpu": psi.parse(some)}) == (
+        Stall("p1", "cpu", 12.5, 0.0), Stall("p2", "memory", 12.5, 3.0),
+    )  # fmt: skip
 
 
 # The prompt.
