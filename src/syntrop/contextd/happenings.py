@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import re
 
+from syntrop.common.patterns import late
 from syntrop.contextd import packages
 from syntrop.contextd.chronology import Draft
-from syntrop.contextd.patterns import late
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from __future__ import annotations
 import json
 import os
 
-from syntrop.common import atomic, journal, paths
-from syntrop.contextd import difference, imports, ledger, redaction, snapshot, unitfiles
+from syntrop.common import atomic, journal, paths, redaction
+from syntrop.contextd import difference, imports, ledger, snapshot, unitfiles
 from syntrop.contextd.baseline import Baseline, shard_of
 from syntrop.contextd.chronology import Chronology, Draft, Event
 from syntrop.contextd.clock import now_us

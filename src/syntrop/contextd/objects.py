@@ -55,7 +55,7 @@ class Objects:
 
     def put(self, contents: Iterable[bytes]) -> list[str]:
         """Keep contents durably; their digests in hexadecimal, in order."""
-        from syntrop.contextd.digests import sha256
+        from syntrop.common.digests import sha256
 
         digests = []
         fresh: dict[int, dict[bytes, bytes]] = {}
@@ -81,7 +81,7 @@ class Objects:
 
     def get(self, digest: str) -> bytes | None:
         """A content; None when it is not kept any more, or damaged."""
-        from syntrop.contextd.digests import sha256
+        from syntrop.common.digests import sha256
 
         raw = bytes.fromhex(digest)
         shard = raw[0] % SHARDS

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import time
 
-from syntrop.contextd.patterns import late
+from syntrop.common.patterns import late
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

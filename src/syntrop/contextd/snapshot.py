@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import stat
 
-from syntrop.contextd import redaction
+from syntrop.common import redaction
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

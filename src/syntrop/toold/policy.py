@@ -5,46 +5,12 @@ from __future__ import annotations
 
 from fnmatch import fnmatchcase
 
+from syntrop.common.protected import UNITS_NEVER
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-# Without these a host cannot log, authenticate, be reached or be repaired; and we are no judge in our own cause.
-# 50-syntrop.rules says the same to polkit, which holds even where toold is deceived.
-UNITS_NEVER = (
-    "init.scope",
-    "-.*",
-    "*.slice",
-    "*.scope",
-    "*.target",
-    "*.device",
-    "user@*",
-    "user-runtime-dir@*",
-    "systemd-*",
-    "dbus*",
-    "polkit*",
-    "udev*",
-    "ssh.*",
-    "sshd*",
-    "ssh@*",
-    "getty@*",
-    "serial-getty@*",
-    "autovt@*",
-    "console-getty.*",
-    "emergency.*",
-    "rescue.*",
-    "debug-shell.*",
-    "container-shell@*",
-    "container-getty@*",
-    "initrd-*",
-    "syntrop*",
-    "routerd*",
-    "inferenced*",
-    "modeld*",
-    "contextd*",
-    "toold*",
-    "runtimed*",
-)
 # Files that decide who gets in, or what runs with more rights than its user: never restored by a tool.
 FILES_NEVER = (
     "/etc/passwd*",

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from syntrop.contextd import redaction, snapshot
+from syntrop.common import redaction
+from syntrop.contextd import snapshot
 from syntrop.contextd.baseline import Baseline
 from syntrop.contextd.objects import Objects
 from syntrop.contextd.snapshot import Snapshot

@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from syntrop.contextd.redaction import digest, redact, secret_content
+from syntrop.common import redaction
+from syntrop.common.redaction import digest, redact, secret_content
 
 KEY = b"k" * 32
 SECRET = "correct-horse-battery"
@@ -68,6 +69,33 @@ def test_the_same_secret_looks_the_same_and_another_key_another_way() -> None:
 def test_redacting_twice_changes_nothing_more(text: str) -> None:
     once = redact(text, KEY)
     assert redact(once, KEY) == once
+
+
+@given(
+    st.lists(
+        st.sampled_from(
+            ["password", "PASSWD", " pwd ", "Secret", "tok\u212aen", "to\u212aen", "a\u017fecret", "pa\u017fs ",
+             "api-key", "psk",
+             "Bearer ", "Authorization: basic ", "http://u:", "@h", "=", ": ", " ", "\n", "hunter2x",
+             "sk-" + "a" * 24, "AKIA" + "A" * 16, "ghp_" + "b" * 36,
+             "eyJhbGciOi.eyJzdWIi.x", "$6$salt$abcdefghij", "\u0130", "é"]
+        ),
+        max_size=8,
+    ).map("".join)
+)  # fmt: skip
+def test_no_secret_is_passed_over_for_lack_of_a_hint(text: str) -> None:
+    """What the patterns alone would replace is replaced."""
+    hasty = redaction._SHAPED.search(text) or redaction._NAMED.search(text)
+    if hasty is None:
+        assert redact(text, KEY) == text
+        return
+    small = text.lower().replace("\u017f", "s")
+    hints = (*redaction._NAMED_HINTS, *redaction._SHAPED_HINTS)
+    assert any(hint in small for hint in hints)
+    if redaction._SHAPED.search(text):
+        assert any(hint in small for hint in redaction._SHAPED_HINTS)
+    if redaction._NAMED.search(text):
+        assert any(hint in small for hint in redaction._NAMED_HINTS)
 
 
 def test_a_long_line_takes_no_more_than_its_length() -> None:

@@ -12,7 +12,7 @@ import fnmatch
 import os
 import re
 
-from syntrop.contextd.patterns import late
+from syntrop.common.patterns import late
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -63,6 +63,14 @@ _SHAPED = late(
     r"|hf_[A-Za-z0-9]{20,}|AKIA[0-9A-Z]{16}|AIza[\w-]{30,}|eyJ[\w-]{6,1024}\.[\w-]{6,8192}\.[\w-]*)"
     r"|\$(?:1|2[aby]|5|6|7|y|gy|apr1|argon2id?)\$[^\s:\"']{8,}"
 )
+# What a text must have (in small letters) to hold what the two above look for: most have none of it.
+_NAMED_HINTS = (
+    "pass", "secret", "token", "key", "psk", "credential", "pwd", "authorization", "bearer", "://",
+)  # fmt: skip
+_SHAPED_HINTS = (
+    "ghp_", "gho_", "ghu_", "ghs_", "ghr_", "github_pat_", "glpat-", "xox", "sk-", "hf_", "akia", "aiza", "eyj",
+    "$",
+)  # fmt: skip
 _HARMLESS = late(r"(?:yes|no|true|false|on|off|none|null|required|sufficient|optional|\d{1,3}|/[^\s]*|%\w|)\Z")
 
 
@@ -86,19 +94,26 @@ def redact(text: str, key: bytes) -> str:
         value = value.strip(quote) if quote else value
         if _HARMLESS.match(value):
             return match[0]
-        return f"{match['head']}{quote}{_mask(value, key)}{quote}"
+        return f"{match['head']}{quote}{masked(value, key)}{quote}"
 
-    return _SHAPED.sub(lambda match: _mask(match[0], key), _NAMED.sub(replace, text))
+    # A long s and the Kelvin sign are the only letters beyond ASCII that the patterns take for others.
+    small = text.lower() if text.isascii() else text.lower().replace("\u017f", "s")
+    if any(hint in small for hint in _NAMED_HINTS):
+        text = _NAMED.sub(replace, text)
+    if any(hint in small for hint in _SHAPED_HINTS):
+        text = _SHAPED.sub(lambda match: masked(match[0], key), text)
+    return text
 
 
-def _mask(value: str, key: bytes) -> str:
+def masked(value: str, key: bytes) -> str:
+    """What stands for a secret: its digest. What stands for one already stays as it is."""
     if value.startswith("<secret:"):
         return value
     return f"<secret:{digest(key, value.encode('utf-8', 'surrogateescape'))[:16]}>"
 
 
 def hasher(key: bytes) -> Hasher:
-    from syntrop.contextd.digests import blake2b
+    from syntrop.common.digests import blake2b
 
     return blake2b(key=key, digest_size=_DIGEST_BYTES)
 

@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Units that nothing of the suite ever acts on, by globs. Pure."""
+
+from __future__ import annotations
+
+# Without these a host cannot log, authenticate, be reached or be repaired; and we are no judge in our own cause.
+# 50-syntrop.rules says the same to polkit, which holds even where toold is deceived.
+UNITS_NEVER = (
+    "init.scope",
+    "-.*",
+    "*.slice",
+    "*.scope",
+    "*.target",
+    "*.device",
+    "user@*",
+    "user-runtime-dir@*",
+    "systemd-*",
+    "dbus*",
+    "polkit*",
+    "udev*",
+    "ssh.*",
+    "sshd*",
+    "ssh@*",
+    "getty@*",
+    "serial-getty@*",
+    "autovt@*",
+    "console-getty.*",
+    "emergency.*",
+    "rescue.*",
+    "debug-shell.*",
+    "container-shell@*",
+    "container-getty@*",
+    "initrd-*",
+    "syntrop*",
+    "routerd*",
+    "inferenced*",
+    "modeld*",
+    "contextd*",
+    "toold*",
+    "runtimed*",
+)

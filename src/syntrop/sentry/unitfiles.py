@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Names of unit files, and which settings have to do with which fault. Pure."""
+
+from __future__ import annotations
+
+from syntrop.common.patterns import late
+from syntrop.sentry import signatures as s
+
+_DROP_IN = late(r"/(?:etc|run)/systemd/system/(?P<owner>[^/]+)\.d/(?P<name>[^/]+\.conf)\Z")
+# Settings whose change explains a class.
+SETTINGS = {
+    s.MEMORY_LIMIT: ("MemoryMax", "MemoryHigh", "MemoryLimit", "MemorySwapMax"),
+    s.DESCRIPTOR_LIMIT: ("LimitNOFILE",),
+    s.MISSING_PROGRAM: ("ExecStart", "ExecStartPre", "RootDirectory", "RootImage"),
+    s.MISSING_FILE: ("EnvironmentFile", "WorkingDirectory", "ReadWritePaths", "ReadOnlyPaths", "BindPaths",
+                     "BindReadOnlyPaths", "RootDirectory", "LoadCredential"),
+    s.EXECUTION_CONTEXT: ("User", "Group", "LoadCredential", "SupplementaryGroups", "CapabilityBoundingSet",
+                          "AmbientCapabilities", "AssertPathExists"),
+    s.PERMISSION: ("User", "Group", "ProtectHome", "ProtectSystem", "UMask", "CapabilityBoundingSet",
+                   "InaccessiblePaths", "NoNewPrivileges"),
+    s.READ_ONLY: ("ProtectSystem", "ReadOnlyPaths", "ProtectHome"),
+    s.SYSTEM_CALL: ("SystemCallFilter", "RestrictAddressFamilies", "MemoryDenyWriteExecute"),
+    s.TIMEOUT: ("TimeoutStartSec", "TimeoutSec", "Type"),
+    s.WATCHDOG: ("WatchdogSec", "NotifyAccess"),
+    s.PROTOCOL: ("Type", "PIDFile", "NotifyAccess"),
+}  # fmt: skip
+
+
+def template(unit: str) -> str:
+    """The template of an instance (`web@a.service` → `web@.service`); the unit itself otherwise."""
+    stem, _, suffix = unit.rpartition(".")
+    name, at, _ = stem.partition("@")
+    return f"{name}@.{suffix}" if at else unit
+
+
+def drop_in(unit: str, path: str) -> str:
+    """The file name of an administrator's drop-in of this unit or its template; empty where the path is none."""
+    match = _DROP_IN.match(path)
+    return match["name"] if match is not None and match["owner"] in (unit, template(unit)) else ""
