@@ -259,7 +259,7 @@ def _memory(holder: Holder) -> int | None:
     in which pages that they share count for each of them."""
     if holder.unit is not None:
         try:
-            return cgroup.of_unit(holder.unit).memory_current()
+            return cgroup.of_unit(holder.unit).memory_in_use()
         except cgroup.CgroupError:
             pass
     total = 0
