@@ -49,7 +49,14 @@ def test_nor_is_the_suite(path: Path) -> None:
 
 @pytest.mark.parametrize(
     "target",
-    ["nginx.service", "run-u7.scope", "jobs@3.service", "myssh.service", "my-routerd.service", "/system.slice/a/b"],
+    [
+        "nginx.service",
+        "run-u7.scope",
+        "jobs@3.service",
+        "myssh.service",
+        "my-routerd.service",
+        "/system.slice/a/b",
+    ],
 )
 def test_others_may_be(target: str) -> None:
     assert targets.objection(target) is None
