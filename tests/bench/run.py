@@ -99,12 +99,45 @@ def router(rounds: int) -> Group:
     return head, rows
 
 
+def inferenced(rounds: int) -> Group:
+    found = taken("inferenced", "--rounds", str(rounds))
+    rows = []
+    for name, one in found.items():
+        values, bar = one["values"], one["bar"]
+        if one["summed"] == "p99":
+            values = [sorted(values)[min(len(values) - 1, int(len(values) * 0.99))]]
+            name = name if name.endswith("p99") else f"{name}, p99"
+        elif one["summed"] == "worst":
+            values = [max(values)]
+        how = ">=" if one["summed"] == "rate" else "<="
+        rows.append(Row(name, one["unit"], values, bar=None if bar is None else (how, bar)))
+    head = (
+        f"inferenced, {rounds} rounds: leases through Varlink, emergencies beside a crowd of 200, gangs (processor "
+        "time), and preemption of a busy group of 64 processes under a real systemd"
+    )
+    return head, rows
+
+
+def topology(rounds: int) -> Group:
+    script = HERE / "inferenced" / "topology.py"
+    command = [sys.executable, str(script), "--json", "--rounds", str(rounds)]
+    found = json.loads(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False).stdout)
+    rows = [
+        Row(name, "µs", one["times"], bar=None if one["bar"] is None else ("<=", one["bar"]))
+        for name, one in found.items()
+        if not name.startswith("first ") or name.startswith("first sample")
+    ]
+    return f"Knowing the machine, {rounds} rounds, devices of fixture trees", rows
+
+
 BENCHES: dict[str, tuple[Callable[[int], Group | list[Group]], int]] = {
     "activation": (activation, 20),
     "chain": (chain, 15),
     "engine": (engine, 5),
     "router": (router, 1000),
     "host": (host, 200),
+    "topology": (topology, 100),
+    "inferenced": (inferenced, 300),
 }
 
 
@@ -141,6 +174,8 @@ def main() -> int:
         missing.append("LITELLM is not set: routerd has no peer here")
     if unset := [name for name in figures.PROGRAMS if not os.environ.get(name)]:
         missing.append(f"{', '.join(unset)} not set: the engine has no peer for what they do")
+    if os.geteuid() != 0 and (not options.bench or "inferenced" in options.bench):
+        missing.append("preemption needs root, for the namespaces that a real systemd is booted in")
     text = f"{where}.\n\n{render(groups)}"
     text += "".join(f"\nNot measured: {one}.\n" for one in missing)
     print(text)

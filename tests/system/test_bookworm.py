@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from arbiter import GIB, Client, Units, batch, interactive, prepare, states, wait_for
 from machine import Machine
 from suite import CALL, DAEMONS, ENDPOINTS, IMPORT, MODEL, TCP, Daemon, set_idle
 
@@ -64,3 +65,22 @@ def test_inferenced_may_freeze_and_nothing_else(bookworm: Machine) -> None:
     stop = f"busctl --system call {manager} StopUnit ss victim.service replace"
     assert bookworm.run(stop, user="inferenced", check=False).returncode != 0
     assert bookworm.property("victim.service", "ActiveState") == "active"
+
+
+def test_this_manager_freezes_for_leases_too_and_a_kill_leaves_nobody_frozen(bookworm: Machine) -> None:
+    prepare(bookworm)
+    units = Units(bookworm)
+    holder, urgent = units.idle("holder"), units.idle("urgent")
+    with Client(bookworm) as client:
+        held = batch(client, holder, 6 * GIB)
+        lease = interactive(client, urgent, 4 * GIB)
+        assert states(client) == {held: "Frozen", lease: "Active"}
+        assert units.stands(holder)
+        client.call("ReleaseLease", lease_id=lease)
+        wait_for(lambda: states(client) == {held: "Active"}, "the holder goes on", bookworm)
+        assert not units.stands(holder)
+        interactive(client, urgent, 4 * GIB)
+        assert units.stands(holder)
+    bookworm.run("systemctl kill --signal=KILL inferenced.service")
+    wait_for(lambda: not units.stands(holder), "nobody stands still, and nobody called", bookworm)
+    units.stop()

@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterator
 
 import pytest
+from arbiter import Client, Refused, prepare, wait_for
 from machine import Machine
 from suite import IMPORT, MODEL, MODEL_FILE, TCP, set_idle
 
@@ -106,6 +107,37 @@ def test_the_openai_client(stocked: Machine, way: str) -> None:
 def test_syntropctl_asks(stocked: Machine) -> None:
     answer = stocked.run(["syntropctl", "ask", "--tokens", "12", "Say hello."], user="nobody").stdout
     assert answer.strip()
+
+
+def test_what_it_takes_is_leased_and_given_back(stocked: Machine) -> None:
+    prepare(stocked)
+    stocked.write("/etc/syntrop/runtimed.toml", "lease_wait_sec = 60.0\n")
+    stocked.run("systemctl stop runtimed.service")
+    stocked.run(["syntropctl", "ask", "--tokens", "2", "Say hello."], user="nobody")
+    stocked.run("systemd-run --quiet --collect --unit=urgent.service sleep infinity")
+    with Client(stocked) as client, Client(stocked, "sentry.sock") as sentry:
+        [lease] = client.call("ListLeases")["leases"]
+        assert str(lease["client_pid"]) == stocked.property("runtimed.service", "MainPID")
+        wanted = {"priority": "EmergencyTriage", "plane": "cpu0", "unit": "urgent.service"}
+
+        def gave_back() -> bool:
+            """A little more is wanted than there is beside it, as far as one can know: others use memory too."""
+            with pytest.raises(Refused) as refused:
+                sentry.call("AcquireLease", memory_bytes=1 << 50, **wanted)
+            size = refused.value.parameters["available"] - lease["allocated_memory"] + (32 << 20)
+            try:
+                urgent = sentry.call("AcquireLease", memory_bytes=size, **wanted)
+            except Refused:
+                return False
+            sentry.call("ReleaseLease", lease_id=urgent["lease_id"])
+            return "inferenced wants memory" in stocked.journal("runtimed.service")
+
+        # The signal goes from one user's daemon to another's.
+        wait_for(gave_back, "runtimed says that it gave memory back", stocked)
+    stocked.run("systemctl stop urgent.service runtimed.service")
+    for name in ("inferenced", "runtimed"):
+        stocked.path(f"/etc/syntrop/{name}.toml").unlink()
+    stocked.run("systemctl stop inferenced.service && systemctl start inferenced.socket inferenced-enclave.socket")
 
 
 def test_a_hang_up_frees_the_engine_and_the_suite_falls_asleep(stocked: Machine) -> None:

@@ -202,6 +202,13 @@ class Group:
         """Bytes charged to the group and its children."""
         return self._number(self._read("memory.current"), "memory.current")
 
+    def memory_in_use(self) -> int:
+        """The same without what the kernel drops when memory is wanted, and so counts as available (MemAvailable):
+        cached files and caches of its own."""
+        stat = self.memory_stat()
+        cached = sum(stat.get(name, 0) for name in ("active_file", "inactive_file", "slab_reclaimable"))
+        return max(0, self.memory_current() - cached)
+
     def memory_max(self) -> int | None:
         """Hard limit in bytes, None without one."""
         return self._limit("memory.max")

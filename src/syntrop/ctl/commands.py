@@ -132,6 +132,27 @@ def parser() -> argparse.ArgumentParser:
     one.add_argument("--json", action="store_true", help="print JSON")
     one.set_defaults(run=_devices)
 
+    one = verbs.add_parser("leases", help="see who holds memory of accelerators and of the host")
+    one.add_argument("-w", "--watch", action="store_true", help="show what happens to leases from now on")
+    one.add_argument("--json", action="store_true", help="print JSON")
+    one.set_defaults(run=_leases)
+
+    one = verbs.add_parser("explain-lease", help="see what became of a lease, and why")
+    one.add_argument("id", metavar="ID", help="identifier, as `leases` prints it")
+    one.add_argument("--json", action="store_true", help="print JSON")
+    one.set_defaults(run=_explain_lease)
+
+    one = verbs.add_parser("pressure", help="see how pressed the machine is, and how full its planes are")
+    one.add_argument("--json", action="store_true", help="print JSON")
+    one.set_defaults(run=_pressure)
+
+    one = verbs.add_parser("quarantine", help="take a plane out of use, or let it be used again")
+    one.add_argument("plane", metavar="PLANE", help="identifier, as `devices` prints it")
+    one.add_argument("--reason", metavar="TEXT", help="why, for whoever wonders later")
+    one.add_argument("--clear", action="store_true", help="let it be used again")
+    one.add_argument("--json", action="store_true", help="print JSON")
+    one.set_defaults(run=_quarantine)
+
     one = verbs.add_parser("drift", help="see what changed, on the machine or around a unit")
     one.add_argument("unit", nargs="?", metavar="UNIT", help="rank by what this unit has to do with it")
     one.add_argument("--since", type=_span, default=86400, metavar="SPAN", help="90, 15min, 2h, 1d (default: 1d)")
@@ -298,6 +319,34 @@ def _devices(options: argparse.Namespace) -> int:
     from syntrop.ctl.devices import devices
 
     return arbiter.run(devices(options.plane, links=options.links, as_json=options.json))
+
+
+def _leases(options: argparse.Namespace) -> int:
+    from syntrop.ctl import arbiter
+    from syntrop.ctl.leases import leases
+
+    return arbiter.run(leases(watch=options.watch, as_json=options.json))
+
+
+def _explain_lease(options: argparse.Namespace) -> int:
+    from syntrop.ctl import arbiter
+    from syntrop.ctl.leases import explain
+
+    return arbiter.run(explain(options.id, as_json=options.json))
+
+
+def _pressure(options: argparse.Namespace) -> int:
+    from syntrop.ctl import arbiter
+    from syntrop.ctl.leases import pressure
+
+    return arbiter.run(pressure(as_json=options.json))
+
+
+def _quarantine(options: argparse.Namespace) -> int:
+    from syntrop.ctl import arbiter
+    from syntrop.ctl.quarantine import quarantine
+
+    return arbiter.run(quarantine(options.plane, options.reason, clear=options.clear, as_json=options.json))
 
 
 def _drift(options: argparse.Namespace) -> int:

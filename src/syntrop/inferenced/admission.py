@@ -128,11 +128,23 @@ def barred(holder: Holder) -> frozenset[str]:
     for _ in range(ANCESTORS_MAX):
         if pid <= 0:
             break
-        unit = unit_of(pid)
-        if unit:
-            found.add(unit)
+        found |= _groups(pid)
         pid = _parent(pid)
     return frozenset(found)
+
+
+def _groups(pid: int) -> set[str]:
+    """The unit of a process, and its control groups by their paths: what a group holds stops with it."""
+    from syntrop.common import cgroup
+
+    try:
+        path = cgroup.of_pid(pid).path
+    except cgroup.CgroupError:
+        return set()
+    parts = path.strip("/").split("/")
+    found = {"/" + "/".join(parts[: count + 1]) for count in range(len(parts))}
+    unit = cgroup.unit_of(path)
+    return found if unit is None else found | {unit}
 
 
 def _parent(pid: int) -> int:

@@ -136,6 +136,11 @@ class Broker:
         self.table.restore(one)
         return True
 
+    def retune(self, settings: Settings) -> None:
+        """Other thresholds and watermarks. Raises ValueError for what makes no sense; then nothing has changed."""
+        self.governing.retune(watermarks(settings))
+        self.pressing.retune(settings)
+
     async def stop(self) -> None:
         """Nobody stands still while we are away. Leases stay on record for whoever comes next."""
         for target in reversed(list(self.freezer.standing)):

@@ -64,7 +64,7 @@ class Meter:
             self.lend()
 
     async def residents(self, lease: Lease) -> list[int | None]:
-        used = await loop.thread(self._measure, [(lease.holder, {part.plane for part in lease.slices})])
+        used = await self._measured([(lease.holder, {part.plane for part in lease.slices})])
         self._deal_out(lease.holder.key, used)
         return self._use.get(lease.id) or [None] * len(lease.slices)
 
@@ -186,11 +186,7 @@ class Meter:
                         largest[key] = size
                     wanted.setdefault(key, (one.holder, set()))[1].add(part.plane)
         looked = nlargest(LOOKS_MAX, largest, key=largest.__getitem__) if len(largest) > LOOKS_MAX else largest
-        those = [wanted[key] for key in looked]
-        if len(those) <= AT_ONCE and all(plane.startswith("cpu") for _, theirs in those for plane in theirs):
-            used = self._measure(those)  # a read each: a thread would cost the loop more
-        else:
-            used = await loop.thread(self._measure, those)
+        used = await self._measured([wanted[key] for key in looked])
         for key in looked:
             self._deal_out(key, used)
         topology = self._gauges.topology
@@ -201,8 +197,14 @@ class Meter:
             self._usage, self._members = await loop.thread(_processes, units)
         self.lend()
 
+    async def _measured(self, wanted: Collection[tuple[Holder, set[str]]]) -> dict[tuple[object, str], int | None]:
+        """Bytes in use by holder and plane."""
+        if len(wanted) <= AT_ONCE and all(plane.startswith("cpu") for _, planes in wanted for plane in planes):
+            return self._measure(wanted)  # a read each: a thread would cost the loop more
+        return await loop.thread(self._measure, wanted)
+
     def _measure(self, wanted: Collection[tuple[Holder, set[str]]]) -> dict[tuple[object, str], int | None]:
-        """Bytes in use by holder and plane. In a worker thread: it looks at nothing but the kernel's files."""
+        """In a worker thread, mostly: it looks at nothing but the kernel's files."""
         return {(holder.key, plane): self._in_use(holder, plane) for holder, planes in wanted for plane in planes}
 
     def _deal_out(self, key: Key | None, used: dict[tuple[object, str], int | None]) -> None:
@@ -259,7 +261,7 @@ def _memory(holder: Holder) -> int | None:
     in which pages that they share count for each of them."""
     if holder.unit is not None:
         try:
-            return cgroup.of_unit(holder.unit).memory_current()
+            return cgroup.of_unit(holder.unit).memory_in_use()
         except cgroup.CgroupError:
             pass
     total = 0

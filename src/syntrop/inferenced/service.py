@@ -24,6 +24,7 @@ class Office:
         self._making: loop.Task[Broker] | None = None
         self.broker: Broker | None = None
         self._lender: Lender | None = None
+        daemon.on_reload(self.reload)
         daemon.on_drain(self._end_watches)
         daemon.on_stop(self._stop)
         if os.path.exists(paths.run("syntrop", "inferenced", "leases.log")):
@@ -61,6 +62,17 @@ class Office:
         gc.collect()
         gc.freeze()
         return broker
+
+    def reload(self) -> None:
+        """Take over what can change while leases are held: thresholds of pressure and watermarks."""
+        from syntrop.common.settings import resolve
+        from syntrop.inferenced.settings import TABLE
+
+        found = resolve("inferenced", TABLE, sys.argv[1:])
+        if self.broker is None:
+            self.daemon.settings = found
+        else:
+            self.broker.retune(found)
 
     def _end_watches(self) -> None:
         if self.broker is not None:

@@ -35,10 +35,11 @@ class Squeezer:
         """Have about `size` bytes taken. That less, or nothing, could be had is no error."""
         try:
             if targets.is_group(target):
-                await loop.thread(cgroup.Group(target).reclaim, size)
+                await loop.thread(_reclaim, cgroup.Group(target), size)
                 return
             group = cgroup.of_unit(target)
-            before, goal = group.memory_high(), max(0, group.memory_current() - size)
+            # Caches go first, and were nobody's: all of them, and then as much as is wanted.
+            before, goal = group.memory_high(), max(0, group.memory_in_use() - size)
             self._log.limit(target, before)
             self.limits[target] = before
             try:
@@ -72,6 +73,11 @@ class Squeezer:
                 self._log.unlimit(target)
             except OSError:
                 pass  # set once more after a restart, which does no harm
+
+
+def _reclaim(group: cgroup.Group, size: int) -> None:
+    """In a worker thread: it takes as long as the disk does."""
+    group.reclaim(group.memory_current() - group.memory_in_use() + size)
 
 
 async def limit(manager: Manager, unit: str, size: int | None, seconds: float) -> None:
