@@ -158,7 +158,7 @@ def test_every_type_of_weights(level: str, name: str) -> None:
     parts = tiny(type=tinymodel.TYPES[name])
     model, twin = load(parts, level=level), Twin(parts)
     for got, text in zip(model.embed(TEXTS), TEXTS, strict=True):
-        np.testing.assert_allclose(got, twin.embed(text, "mean"), atol=2e-4)
+        np.testing.assert_allclose(got, twin.embed(text, "mean"), atol=2e-3)
     model.close()
 
 

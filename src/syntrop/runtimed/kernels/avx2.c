@@ -68,7 +68,7 @@ static inline __m256 halves(const uint8_t *p)
     return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p));
 }
 
-/* Codes of 15 bits leave no room for products of bytes: weights are widened to 16 bits, signed, two columns a word,
+/* Codes of more than eight bits leave no room for products of bytes: weights are widened to 16 bits, signed, two columns a word,
    as the activations are (body.h). */
 #define EXPANDED 8 /* blocks */
 #define TILE 4     /* tokens */
@@ -165,8 +165,9 @@ typedef struct {
     scales s[EXPANDED];
 } expanded;
 
-INLINE void expand(expanded *e, const uint8_t *w, const int type, int32_t first, int32_t count)
+INLINE void expand(expanded *e, const uint8_t *w, const int type, const sy_acts *x, int32_t first, int32_t count)
 {
+    (void)x;
     const sy_kind k = sy_kind_of(type);
     reader r = {.w = w + sy_block_offset(k, first)};
     for (int32_t b = 0; b < count; b++) {

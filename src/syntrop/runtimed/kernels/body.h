@@ -5,9 +5,10 @@
  *   vf, vi                VL floats, VL int32;
  *   load_half, store_half conversion of VL halves (round to nearest even);
  *   load_codes            VL bytes with a sign as floats;
- *   larger, narrow        the maximum of two registers; VL small int32 to bytes in memory;
+ *   larger                the maximum of two registers;
  *   sum, largest, sum_int over the lanes of a register;
  *   QK_ROWS, PV_ROWS, PV_VECS  the register tile of attention;
+ *   store_codes, WORDS    a block's 32 codes to the words that the level's tiles multiply, if not pairs; how many;
  *   expanded, expand, tile, and perhaps few: the kernel of the quantised types, the reason why levels exist;
  *   or OWN_CODES, when it has body_quantize and panel_typed itself.
  */
@@ -96,55 +97,39 @@ static void body_norm(const float *x, const float *weight, int32_t n, float eps,
 }
 
 #ifndef OWN_CODES
-/* Word `word` of a block for one token; lanes tokens stand side by side. */
-INLINE void store_word(int8_t *q, size_t lanes, size_t word, uint32_t value)
-{
-    memcpy(q + word * lanes * 4, &value, 4);
-}
-
-#ifndef PLANES
+#ifndef WORDS
+#define WORDS 16
 /* Pairs of codes: words 2j and 2j + 1 hold columns 4j, 4j + 2 and 4j + 1, 4j + 3. */
-INLINE void store_codes(int8_t *q, size_t lanes, const vi *code)
+INLINE void store_codes(int8_t *q, size_t lanes, const vi *code, int32_t fold)
 {
+    (void)fold;
     int32_t c[QBLOCK];
     memcpy(c, code, sizeof c);
-    for (size_t w = 0; w < QBLOCK / 2; w++) {
+    for (size_t w = 0; w < WORDS; w++) {
         const int32_t *pair = c + w / 2 * 4 + w % 2;
-        store_word(q, lanes, w, (uint32_t)(pair[0] & 0xffff) | (uint32_t)pair[2] << 16);
+        sy_store_word(q, lanes, w, (uint32_t)(pair[0] & 0xffff) | (uint32_t)pair[2] << 16);
     }
-}
-#else
-/* Two planes of bytes: words 0..7 have the high parts of four columns each, words 8..15 the low ones. */
-INLINE void store_codes(int8_t *q, size_t lanes, const vi *code)
-{
-    uint32_t words[QBLOCK / 2];
-    for (int i = 0; i < QBLOCK / VL; i++) {
-        vi upper = (code[i] + (1 << (ACT_SHIFT - 1))) >> ACT_SHIFT;
-        narrow((int8_t *)words + i * VL, upper);
-        narrow((int8_t *)words + QBLOCK + i * VL, code[i] - (upper << ACT_SHIFT));
-    }
-    for (size_t w = 0; w < QBLOCK / 2; w++)
-        store_word(q, lanes, w, words[w]);
 }
 #endif
 
 static void body_quantize(const float *x, int32_t n, sy_acts *a, int32_t t, int32_t block)
 {
+    const float most = (float)sy_code_max(a->fold);
     size_t lanes = (size_t)a->lanes, group = (size_t)t / lanes * (size_t)a->blocks, lane = (size_t)t % lanes;
     for (int32_t b = 0; b < n / QBLOCK; b++, x += QBLOCK) {
         size_t at = group + (size_t)(block + b), sums = at * SUMS * lanes + lane;
         vf top = {0};
         for (int i = 0; i < QBLOCK; i += VL)
             top = larger(magnitude(load(x + i)), top);
-        float d = largest(top) / ACT_MAX, inverse = d > 0 ? 1.0f / d : 0.0f;
+        float d = largest(top) / most, inverse = d > 0 ? 1.0f / d : 0.0f;
         vi code[QBLOCK / VL], half[2] = {{0}, {0}};
         for (int i = 0; i < QBLOCK / VL; i++) {
             /* In range by arithmetic, but for what NaN and infinity lead to: `larger` takes its second side then. */
-            vf scaled = larger(load(x + i * VL) * inverse, splat(-ACT_MAX));
-            code[i] = round_int(-larger(-scaled, splat(-ACT_MAX)));
+            vf scaled = larger(load(x + i * VL) * inverse, splat(-most));
+            code[i] = round_int(-larger(-scaled, splat(-most)));
             half[i * VL / 16] += code[i];
         }
-        store_codes(a->q + at * 2 * QBLOCK * lanes + lane * 4, lanes, code);
+        store_codes(a->q + at * WORDS * 4 * lanes + lane * 4, lanes, code, a->fold);
         int32_t first = sum_int(half[0]), second = sum_int(half[1]);
         a->d[at * lanes + lane] = d;
         a->s[sums] = d * (float)(first + second);
@@ -501,7 +486,7 @@ INLINE void panel_typed(const uint8_t *w, const int type, const sy_acts *x, int3
         int32_t run = t1 - t0 < RUN ? t1 - t0 : RUN;
         for (int32_t b = 0; b < x->blocks; b += size) {
             int32_t count = x->blocks - b < size ? x->blocks - b : size;
-            expand(&e, w, type, b, count);
+            expand(&e, w, type, x, b, count);
             for (int32_t t = 0; t < run; t += TILE)
                 tile(&e, k, x, t0 + t, run - t, b, count, part + t);
         }

@@ -83,6 +83,7 @@ static void carve_acts(sy_acts *a, uint8_t *base, size_t *at, int32_t cols, size
     a->cols = cols;
     a->blocks = cols / QBLOCK;
     a->lanes = GROUP;
+    a->fold = FOLD_FIVE; /* right for every type */
     a->f_stride = round_up((size_t)cols, QBLOCK);
     a->q = carve(base, at, sy_acts_codes(a->blocks, tokens));
     a->d = carve(base, at, groups * blocks * GROUP * 4);

@@ -4,12 +4,13 @@
  * Layouts
  *   packed matrix   Panels of 16 rows. Quantised types: blocks of 32 columns, see packed.h. A panel of a float type is
  *                   cols × 16 numbers of that type.
- *   activations     Codes of 15 bits. (Codes of 8 bits, the usual choice, cost SmolLM2 one top-1 answer in twenty and
- *                   a divergence of 0.0033 nat; 11 bits are where both vanish.) Groups of 8 tokens; inside a group
- *                   blocks of 32 columns; inside a block 16 words of 4 bytes, each 8 tokens side by side, so that a
- *                   tile of tokens lies at fixed offsets. What a word holds is the level's own (body.h): two codes of
- *                   16 bits, or four bytes of one of two planes, code = high × 128 + low. A token that is alone in
- *                   its batch is a group of one: what decoding reads again and again stays dense. f32: row by row.
+ *   activations     Codes of 11 or 12 bits, by the model's weights (sy_acts.fold). (Codes of 8 bits, the usual choice,
+ *                   cost SmolLM2 three top-1 answers in a hundred; 11 bits are where that vanishes.) Groups of 8
+ *                   tokens; inside a group blocks of 32 columns; inside a block 12 or 16 words of 4 bytes, each 8
+ *                   tokens side by side, so that a tile of tokens lies at fixed offsets. What a word holds is the
+ *                   level's own: two codes of 16 bits (body.h), or bytes that codes are made of (avx512.c). A token
+ *                   that is alone in its batch is a group of one: what decoding reads again and again stays dense.
+ *                   f32: row by row.
  *                   (The level of tiles has codes and an arrangement of its own, see amx.c.)
  *   KV block        For each layer and KV head the keys as head_pad × 16 tokens (a column of 16 scores
  *                   is one register, without horizontal sums), then the values as 16 tokens × head_pad.
@@ -30,8 +31,8 @@
 #define GROUP 8 /* tokens of a group of activations */
 #define ROWS 16 /* tokens of a tile: the most that a level keeps together, so memory is for whole ones */
 #define SUMS 3  /* sums of a block's codes: of the whole, of its halves */
-#define ACT_SHIFT 7 /* bits of the low plane, sign included */
-#define ACT_MAX 16319 /* the largest code whose planes are -127..127 and -64..63 */
+#define FOLD_FOUR 16 /* sy_acts.fold where no weight's code has five bits */
+#define FOLD_FIVE 7  /* and where some do: 31 + 7 × 31 is a byte */
 #define KEY_RUN 8 /* dimensions of Q8 keys that share a scale: few, since in some models a few dwarf the others */
 #define VALUE_RUN SY_BLOCK /* and of values: a block's scales are as many as a head has dimensions */
 #define MAX_HEAD 256 /* widest head: bounds the stack of attention */
@@ -47,7 +48,8 @@ typedef struct {
 typedef struct {
     int32_t cols, blocks;
     int32_t lanes; /* tokens of a group: GROUP, or 1 for a batch of 1 */
-    int8_t *q;     /* [group][block][16 words][lanes][4] */
+    int32_t fold;  /* what two weights are multiplied together by, see avx512.c: it bounds the codes at every level */
+    int8_t *q;     /* [group][block][words][lanes][4] */
     float *d;      /* [group][block][lanes]: scale */
     float *s;      /* [group][block][whole, first half, second half][lanes]: scale × sum of codes, for minima */
     int32_t *neg;  /* [group][block][whole, first half, second half][lanes]: - sum of codes, for codes with offset */
@@ -68,6 +70,9 @@ typedef struct {
     float *out; /* as q */
     size_t out_stride;
 } sy_attend;
+
+/* The largest code of activations. */
+static inline int32_t sy_code_max(int32_t fold) { return fold == FOLD_FOUR ? 1904 : 911; }
 
 #define ATTEND_ROWS 32 /* query rows (tokens × heads) of one call to attend */
 
@@ -131,6 +136,12 @@ void sy_pool_run(sy_job job, void *arg, int threads, int n_stages);
 int sy_claim(sy_walk *walk, int32_t total, int32_t chunk, int32_t *first, int32_t *last);
 /* Wait until all items are done. 0: the job went on without this thread, which must touch nothing more of it. */
 int sy_stage_end(sy_walk *walk, int32_t total);
+
+/* Word `word` of a block of activations for one token; lanes tokens stand side by side. */
+static inline void sy_store_word(int8_t *q, size_t lanes, size_t word, uint32_t value)
+{
+    memcpy(q + word * lanes * 4, &value, 4);
+}
 
 static inline float sy_half_to_float(uint16_t h)
 {

@@ -452,6 +452,7 @@ int sy_forward(sy_model *m, int32_t n, const int32_t *tokens, const int32_t *pos
     if (result == 0) {
         m->normed.lanes = m->attended.lanes = m->hidden.lanes = n == 1 ? 1 : GROUP;
         m->last.lanes = s.n_wanted == 1 ? 1 : GROUP;
+        m->normed.fold = m->attended.fold = m->hidden.fold = m->last.fold = m->fold;
         sy_pool_run(walk, &s, m->threads, m->c.n_layer * STAGES + 4);
     }
     pthread_mutex_unlock(&m->busy);

@@ -33,17 +33,18 @@ static void *space(size_t bytes)
     return memset(p, 0, bytes);
 }
 
-int sy_test_matmul(int level, int threads, int type, int32_t rows, int32_t cols, const void *src, int32_t n,
-                   const float *x, float *y)
+int sy_test_matmul(int level, int threads, int fold, int type, int32_t rows, int32_t cols, const void *src,
+                   int32_t n, const float *x, float *y)
 {
     const sy_ops *ops = sy_ops_of(level);
     sy_matrix m;
-    if (!ops || n < 1 || sy_matrix_shape(&m, type, rows, cols))
+    if (!ops || n < 1 || (fold != FOLD_FOUR && fold != FOLD_FIVE) || sy_matrix_shape(&m, type, rows, cols))
         return SY_ERR_ARGUMENT;
     if (sy_pool_acquire(threads))
         return SY_ERR_MEMORY;
     size_t groups = sy_acts_groups((size_t)n), blocks = (size_t)(cols / QBLOCK);
-    sy_acts a = {.cols = cols, .blocks = cols / QBLOCK, .lanes = n == 1 ? 1 : GROUP, .f_stride = (size_t)cols};
+    sy_acts a = {.cols = cols, .blocks = cols / QBLOCK, .lanes = n == 1 ? 1 : GROUP, .fold = fold,
+                 .f_stride = (size_t)cols};
     m.data = space((size_t)m.panels * m.panel_bytes);
     a.q = space(sy_acts_codes(a.blocks, (size_t)n));
     a.d = space(groups * blocks * GROUP * 4);

@@ -58,8 +58,9 @@ typedef struct {
     float scale[EXPANDED][PANEL][2], minimum[EXPANDED][PANEL][2];
 } expanded;
 
-static void expand(expanded *e, const uint8_t *w, int type, int32_t first, int32_t count)
+static void expand(expanded *e, const uint8_t *w, int type, const sy_acts *x, int32_t first, int32_t count)
 {
+    (void)x;
     for (int32_t b = 0; b < count; b++)
         for (int r = 0; r < PANEL; r++)
             sy_block_read(type, w, first + b, r, e->codes[b][r], e->scale[b][r], e->minimum[b][r]);

@@ -95,12 +95,13 @@ typedef struct {
     __m512 d, m;
 } reader;
 
-INLINE block next_block(reader *r, const sy_kind k, int32_t index)
+/* The scales of block `index`; where its codes are. `top`: codes with an offset stand at the top of their bytes. */
+INLINE const uint8_t *next_scales(reader *r, const sy_kind k, int32_t index, const int top, __m512 *scales,
+                                  __m512 *minima)
 {
-    block b;
     if (!k.super || index % SUPER == 0) {
         r->d = halves(r->w);
-        if (k.offset && !k.bytes && !k.book)
+        if (top && k.offset && !k.bytes && !k.book)
             r->d = _mm512_mul_ps(r->d, _mm512_set1_ps(1.0f / (float)(1 << (8 - k.width))));
         r->m = k.minimum ? halves(r->w + PANEL * 2) : _mm512_setzero_ps();
         if (k.super && k.minimum)
@@ -110,23 +111,30 @@ INLINE block next_block(reader *r, const sy_kind k, int32_t index)
         r->w += PANEL * sy_head_bytes(k);
     const uint8_t *codes = r->w + PANEL * sy_scale_bytes(k);
     for (int p = 0; p < k.parts; p++) {
-        b.scale[p] = r->d;
-        b.minimum[p] = r->m;
+        scales[p] = r->d;
+        minima[p] = r->m;
         if (k.super) {
             __m128i bytes = _mm_loadu_si128((const __m128i *)(r->w + p * PANEL));
             __m512i scale = k.minimum ? _mm512_cvtepu8_epi32(bytes) : _mm512_cvtepi8_epi32(bytes);
             if (k.fused) {
-                b.minimum[p] = _mm512_mul_ps(r->m, _mm512_cvtepi32_ps(_mm512_srli_epi32(scale, 4)));
+                minima[p] = _mm512_mul_ps(r->m, _mm512_cvtepi32_ps(_mm512_srli_epi32(scale, 4)));
                 scale = _mm512_and_si512(scale, _mm512_set1_epi32(15));
             } else if (k.minimum) {
-                __m128i minima = _mm_loadu_si128((const __m128i *)(r->w + PANEL));
-                b.minimum[p] = _mm512_mul_ps(r->m, _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(minima)));
+                __m128i more = _mm_loadu_si128((const __m128i *)(r->w + PANEL));
+                minima[p] = _mm512_mul_ps(r->m, _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(more)));
             }
-            b.scale[p] = _mm512_mul_ps(r->d, _mm512_cvtepi32_ps(scale));
+            scales[p] = _mm512_mul_ps(r->d, _mm512_cvtepi32_ps(scale));
         }
     }
+    r->w = codes + PANEL * sy_code_bytes(k);
+    return codes;
+}
+
+INLINE block next_block(reader *r, const sy_kind k, int32_t index)
+{
+    block b;
+    const uint8_t *codes = next_scales(r, k, index, 1, b.scale, b.minimum);
     UNROLL for (int j = 0; j < 8; j++)
         b.code[j] = quad(k, codes, j, k.offset && !k.book ? 8 - k.width : 0);
-    r->w = codes + PANEL * sy_code_bytes(k);
     return b;
 }
