@@ -112,8 +112,8 @@ def inferenced(rounds: int) -> Group:
         how = ">=" if one["summed"] == "rate" else "<="
         rows.append(Row(name, one["unit"], values, bar=None if bar is None else (how, bar)))
     head = (
-        f"inferenced, {rounds} rounds: leases through Varlink, emergencies beside a crowd of 200, gangs (processor "
-        "time), and preemption of a busy group of 64 processes under a real systemd"
+        f"inferenced, {rounds} rounds: leases through Varlink, emergencies beside a crowd of 200, gangs (time of "
+        "the processor), and preemption of a busy group of 64 processes under a real systemd"
     )
     return head, rows
 

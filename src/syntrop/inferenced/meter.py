@@ -85,12 +85,16 @@ class Meter:
             if plane.host is not None:
                 continue
             fill = fills[name]
-            if fill.lendable is None or name in self.closed:
-                self._table.lend(name, 0)
-            else:
-                self._table.lend(name, max(0, fill.lendable - (self._reserve if plane.kind == "cpu" else 0)))
+            self._table.lend(name, max(0, (fill.lendable or 0) - self.withheld(name)))
         if self.observe is not None and self._table.leases:
             self.observe(fills)
+
+    def withheld(self, name: str) -> int:
+        """Bytes of a plane that are never lent: all of one in quarantine, and what keeps the host going."""
+        plane = self._gauges.topology.planes[name]
+        if name in self.closed:
+            return plane.total or 0
+        return self._reserve if plane.kind == "cpu" else 0
 
     def fills(self) -> dict[str, Fill]:
         """How full each plane is, as of the last sample."""

@@ -112,6 +112,6 @@ class Planes:
     async def _figures(broker: Broker) -> tuple[dict[str, Fill], dict[str, int], dict[str, Any]]:
         fills = await broker.meter.fresh()
         table = broker.table
-        booked = {name: table.booked(name) for name in broker.topology.planes}
+        booked = {name: table.booked(name) + broker.meter.withheld(name) for name in broker.topology.planes}
         marks = {"reserved": broker.settings.triage_planes, "quarantined": broker.quarantine.reasons}
         return fills, booked, marks

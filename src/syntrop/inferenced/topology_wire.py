@@ -23,8 +23,8 @@ def planes(
 ) -> list[dict[str, Any]]:
     """`ComputePlane` of each plane: the reply of `ListPlanes`.
 
-    `booked` are bytes that leases hold, by the plane whose memory they take (`Topology.memory()`); `reserved` and
-    `quarantined` are planes kept for emergencies, and faulty ones.
+    `booked` are bytes that leases hold, or nobody may, by the plane whose memory it is (`Topology.memory()`);
+    `reserved` and `quarantined` are planes kept for emergencies, and faulty ones.
     """
     found = []
     for id, plane in topology.planes.items():

@@ -581,3 +581,66 @@ def test_a_queue_loses_and_doubles_nothing(bound: int, plan: list[tuple[int, boo
         assert len(set(got)) == len(got)
 
     loop.run(main())
+
+
+def test_what_is_urgent_comes_between_two_steps_of_a_crowd() -> None:
+    """Woken in the middle of a turn, it does not wait for the rest of it, nor does what it starts."""
+    said: list[str] = []
+
+    async def main() -> None:
+        ours, theirs = pair()
+
+        async def answer() -> None:
+            await loop.readable(ours.fileno())
+            ours.recv(1)
+            await loop.sleep(0)
+            await loop.spawn(follow())
+
+        async def follow() -> None:
+            said.append("urgent")
+
+        async def step(number: int) -> None:
+            if number == 3:
+                theirs.send(b"x")
+                until = time.monotonic() + 0.002
+                while time.monotonic() < until:
+                    pass
+            said.append(str(number))
+
+        urgent = loop.spawn(answer(), urgent=True)
+        await loop.sleep(0.01)
+        crowd = [loop.spawn(step(number)) for number in range(100)]
+        for one in crowd:
+            await one
+        await urgent
+        loop.forget(ours.fileno())
+        ours.close()
+        theirs.close()
+
+    loop.run(main())
+    # Each step of the crowd may let one step of the urgent ones by.
+    assert 3 < said.index("urgent") < 12
+    assert [one for one in said if one != "urgent"] == [str(number) for number in range(100)]
+
+
+def test_a_descriptor_passes_between_the_urgent_and_the_others() -> None:
+    async def main() -> list[bytes]:
+        ours, theirs = pair()
+
+        async def read() -> bytes:
+            await loop.readable(ours.fileno())
+            return ours.recv(1)
+
+        got = []
+        for urgent in (False, True, True, False, True):
+            task = loop.spawn(read(), urgent=urgent)
+            await loop.sleep(0)
+            theirs.send(b"x")
+            with loop.deadline(60):
+                got.append(await task)
+        loop.forget(ours.fileno())
+        ours.close()
+        theirs.close()
+        return got
+
+    assert loop.run(main()) == [b"x"] * 5

@@ -337,3 +337,32 @@ def test_slices_of_the_tree_speak_for_tiers() -> None:
     assert of_group("/user.slice/user-1000.slice/user@1000.service/app.slice/x.service", slices) is Tier.BATCH
     assert of_group("/system.slice/x.service", slices) is Tier.BATCH
     assert of_group("/init.scope", slices) is None
+
+
+def test_what_no_release_could_meet_keeps_nothing_back() -> None:
+    table = Table()
+    table.lend("a", 10)
+    table.lend("b", 10)
+    huge = table.claim(Tier.INTERACTIVE, {"a": 11, "b": 1})
+    small = table.claim(Tier.INTERACTIVE, {"a": 4})
+    assert huge.stuck and not small.stuck
+    assert table.room("a", Tier.INTERACTIVE, small) == 10
+    assert table.hopeful(0) == {small}
+    table.lend("a", 11)  # others gave some back
+    assert not huge.stuck
+    assert table.room("a", Tier.INTERACTIVE, small) == 0
+    assert table.hopeful(0) == {huge}
+    assert table.hopeful(1) == {huge, small}
+
+
+def test_where_leases_are_is_known_without_a_look_at_each() -> None:
+    table = Table()
+    table.lend("a", 10)
+    one, two = lease("one", Tier.BATCH, ("a", 1)), lease("two", Tier.BATCH, ("a", 2), uid=2)
+    for held in (one, two):
+        table.grant(held, 0.0)
+    assert table.occupied("a") and table.lent("a") and not table.occupied("b")
+    table.end(one, State.RELEASED)
+    assert table.occupied("a")
+    table.end(two, State.RELEASED)
+    assert not table.occupied("a") and not table.lent("a")
