@@ -187,15 +187,15 @@ def test_parameters_out_of_range_are_named(name: str, value: Any) -> None:
 
 
 def test_a_large_vocabulary_takes_little_time() -> None:
-    from time import perf_counter
+    from time import process_time
 
     n = 262_144
     sampler, buffer = Sampler(n, Sampling(temperature=1.0, top_p=0.95, seed=1)), row(logits(n))
     times = []
     for _ in range(9):
-        start = perf_counter()
+        start = process_time()
         sampler.sample(buffer)
-        times.append(perf_counter() - start)
+        times.append(process_time() - start)
     assert sorted(times)[4] < 0.1  # a full sort in Python would take longer; measured 5 ms
 
 

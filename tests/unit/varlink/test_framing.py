@@ -69,11 +69,11 @@ def test_buffering_is_linear() -> None:
         piece = b"x" * 64  # so small that the number of reads counts, not the memory behind them
         for _ in range(5):
             framer = Framer()
-            started = time.perf_counter()
+            started = time.process_time()
             for _ in range(size // 64):
                 framer.feed(piece)
             assert len(framer.feed(b"\0")[0]) == size
-            best = min(best, time.perf_counter() - started)
+            best = min(best, time.process_time() - started)
         return best
 
     assert seconds(1 << 20) / seconds(128 << 10) < 24
