@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The limits of a tool's control group, under a kernel that enforces them: a virtual machine without KVM.
+"""What a control group takes from a tool, or from a holder that is frozen, under a kernel that enforces it: that
+of a virtual machine without KVM.
 
     make vm        (root; Debian's qemu-system-x86; a minute or two)
 
@@ -28,7 +29,7 @@ from roots import TRIXIE, Roots, built, digest, network, release_layer  # noqa: 
 
 PATIENCE = 600  # seconds, on a machine that has other things to do
 MODULES = ("virtio_pci", "virtio_blk", "ext4", "crc32c_generic", "vgem")
-PROOFS = ("memory", "processes", "processors", "nothing is left", "vgem", "toold")
+PROOFS = ("memory", "processes", "processors", "nothing is left", "vgem", "toold", "pushed out")
 # toold itself first: its own unit delegates the controllers that its tools get.
 RUN = """
 syntropctl run net_listeners >/dev/null
@@ -37,6 +38,7 @@ delegated=$(cat $group/tools/cgroup.subtree_control)
 case $delegated in *memory*pids*) holds=true;; *) holds=false;; esac
 echo "{\\"proof\\": \\"toold\\", \\"with\\": \\"$delegated\\", \\"without\\": null, \\"holds\\": $holds}"
 systemd-run --quiet --wait --pipe --property=Delegate=yes /usr/lib/syntrop/bin/python3 -I /opt/proof.py
+/usr/bin/python3 -I /opt/pushed.py
 """
 
 
@@ -166,7 +168,8 @@ def main() -> int:
         for name in MASKED:
             (units / name).symlink_to("/dev/null")
         (extra / "opt").mkdir()
-        shutil.copy(HERE / "proof.py", extra / "opt/proof.py")
+        for name in ("proof.py", "pushed.py"):
+            shutil.copy(HERE / name, extra / "opt" / name)
         (extra / "opt/run.sh").write_text(RUN)
         initrd(unpacked, start)
         disk(layers, extra, image)

@@ -39,7 +39,7 @@ def main() -> None:
 
 
 async def _set_right(past: Past) -> bool:
-    """Give units their limits back and thaw all, latest first; whether all run as before."""
+    """Thaw all, latest first, and give units their limits back; whether all run as before."""
     from syntrop.common import journal
     from syntrop.inferenced import freezer, squeeze
     from syntrop.inferenced.arbiter import FreezeError
@@ -48,13 +48,6 @@ async def _set_right(past: Past) -> bool:
     done: list[list[str]] = []
     left = False
     try:
-        for target, size in past.limits.items():
-            try:
-                await squeeze.limit(manager, target, size, 5.0)
-                done.append(["unlimit", target])
-            except FreezeError as error:
-                journal.error(f"The memory limit of {target} is still low: {error.reason}")
-                left = True
         for target in reversed(list(past.frozen)):
             try:
                 await freezer.thaw(manager, target, 5.0)
@@ -63,6 +56,14 @@ async def _set_right(past: Past) -> bool:
                 journal.notice(f"Thawed {target}, which was frozen when inferenced ended")
             except FreezeError as error:
                 journal.error(f"{target} is still frozen: {error.reason}")
+                left = True
+        # The manager does not touch the limits of what is frozen.
+        for target, size in past.limits.items():
+            try:
+                await squeeze.limit(manager, target, size, 5.0)
+                done.append(["unlimit", target])
+            except FreezeError as error:
+                journal.error(f"The memory limit of {target} is still low: {error.reason}")
                 left = True
     finally:
         manager.close()

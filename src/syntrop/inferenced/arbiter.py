@@ -37,7 +37,10 @@ if TYPE_CHECKING:
             """Whether the kernel could be had to take host memory from the holder while it is frozen."""
 
         async def push_out(self, lease: Lease, size: int, seconds: float) -> None:
-            """Have the kernel reclaim about `size` bytes from a frozen holder; `residents` tells the outcome."""
+            """Have the kernel reclaim about `size` bytes from a frozen holder; `residents` tells the outcome.
+
+            Raises FreezeError if that holder runs now, and could not be stopped again.
+            """
 
     class Freezer(Protocol):
         """Stops and continues units and control groups, and keeps a record of it that outlives this process."""
@@ -395,14 +398,29 @@ class Arbiter:
         for target in here:
             for one in list(self._frozen[target].leases.values()) if target in self._frozen else ():
                 short = max((self._short(claim, part.memory) for part in one.slices), default=0)
-                if short > 0 and self._gauge.pushes(one):
-                    await self._gauge.push_out(one, short, self.limits.push_out_sec)
-                    residents = await self._gauge.residents(one)
-                    if one.state is State.FROZEN:
-                        self.table.measured(one, residents)
+                if short > 0 and one.state is State.FROZEN and self._gauge.pushes(one):
+                    await self._push_out(target, one, short)
                     if self._fits(claim):
                         return
         self.table.fits(claim.needs, claim.tier, claim)
+
+    async def _push_out(self, target: str, lease: Lease, short: int) -> None:
+        """Have a frozen holder's memory reclaimed, and book what is left. It may run for a moment meanwhile."""
+        await self._settled(target)
+        self._moving.add(target)
+        try:
+            await self._gauge.push_out(lease, short, self.limits.push_out_sec)
+        except FreezeError as error:
+            journal.error(f"{target} could not be stopped again: {error.reason}")
+            standstill = self._frozen.get(target)
+            for one in list(standstill.leases.values()) if standstill is not None else ():
+                self.end(one, State.REVOKED, "its holder could not be stopped again while its memory was lent")
+        finally:
+            self._moving.discard(target)
+            self._wake()
+        residents = await self._gauge.residents(lease)
+        if lease.state is State.FROZEN:
+            self.table.measured(lease, residents)
 
     async def _might_fit(self, claim: Claim, targets: dict[str, list[Lease]]) -> None:
         """Raise NoRoom if freezing could not make enough room anyway: then nobody is stopped for nothing."""

@@ -72,6 +72,7 @@ class Broker:
         self.squeezer = Squeezer(self.log, self.manager)
         self.meter = Meter(gauges, self.table, self.squeezer, settings.host_reserve)
         self.freezer = Freezer(self.log, self.manager, settings.delegated)
+        self.freezer.thawed = self.squeezer.thawed
         self.arbiter = Arbiter(self.table, self.meter, self.freezer, self.watchers, _limits(settings))
         self.holders = holders.Watcher(self._holder_gone)
         self.degraded = ""

@@ -15,7 +15,7 @@ from syntrop.inferenced.arbiter import FreezeError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from typing import Any
 
     from syntrop.common.dbus import Bus
@@ -92,6 +92,8 @@ class Freezer:
         self._undoing: dict[str, loop.Task[None]] = {}
         self.delegated = tuple(delegated)
         self.standing: dict[str, None] = {}
+        self.thawed: Callable[[str], None] = lambda _target: None
+        """Told of each target that was thawed."""
 
     def check(self, target: str) -> None:
         reason = targets.objection(target)
@@ -127,6 +129,7 @@ class Freezer:
             if _stands(target):
                 raise
         self._runs(target)
+        self.thawed(target)
 
     def take_over(self, target: str) -> None:
         """It was frozen by an earlier process, and is to be thawed by `thaw()`."""

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Takes host memory from what stands still: the kernel moves it to swap, or drops what is in files anyway.
+"""Takes host memory from what stands still: the kernel moves it to swap, and drops what is in files anyway.
 
-Of a unit the manager lowers `MemoryHigh=`, and sets it back at once: what stands still takes nothing back. A unit
-that runs under the low limit would crawl, so the old one is on record meanwhile. A group delegated to us has
-`memory.reclaim`. How much was had, the kernel tells.
+Of a unit the manager lowers `MemoryHigh=`. Newer systemd (257) leaves the group of a frozen unit alone, so there
+it runs for a moment, under the low limit; and only once it runs again can the old limit come back, which is on
+record until it has. A group delegated to us has `memory.reclaim`. How much was had, the kernel tells.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from syntrop.inferenced.records import Log
 
 _UNLIMITED: Final = 2**64 - 1
+_MARGIN: Final = 16 << 20
+"""Bytes that are taken beyond, with an eighth: what runs for a moment takes some back."""
 
 
 class Squeezer:
@@ -32,36 +34,68 @@ class Squeezer:
         self.limits: dict[str, int | None] = {}
 
     async def push_out(self, target: str, size: int, seconds: float) -> None:
-        """Have about `size` bytes taken. That less, or nothing, could be had is no error."""
+        """Have about `size` bytes taken of what stands still. That less, or nothing, could be had is no error.
+
+        Raises FreezeError if it runs now, and could not be stopped again.
+        """
         try:
             if targets.is_group(target):
                 await loop.thread(_reclaim, cgroup.Group(target), size)
                 return
             group = cgroup.of_unit(target)
             # Caches go first, and were nobody's: all of them, and then as much as is wanted.
-            before, goal = group.memory_high(), max(0, group.memory_in_use() - size)
-            self._log.limit(target, before)
-            self.limits[target] = before
-            try:
-                await limit(self._manager, target, goal, seconds)
-            finally:
-                loop.spawn(self._set_back(target), f"set the limit of {target} back")
+            before, goal = group.memory_high(), max(0, group.memory_in_use() - size - size // 8 - _MARGIN)
+            if target not in self.limits:
+                self._log.limit(target, before)
+                self.limits[target] = before
+            await limit(self._manager, target, goal, seconds)
+            if group.memory_high() != before:
+                return
         except OSError as error:
             journal.notice(f"No memory was taken from {target}: it cannot be put on record: {error.strerror}")
+            return
         except (cgroup.CgroupError, FreezeError) as error:
             journal.notice(f"No memory could be taken from {target}: {error}")
+            return
+        try:
+            await self._manager.call("ThawUnit", "s", [target], seconds)
+            await limit(self._manager, target, goal, seconds)
+        except FreezeError as error:
+            journal.notice(f"No memory could be taken from {target}: {error}")
+        finally:
+            await self._stop_again(target, group, seconds)
+
+    def thawed(self, target: str) -> None:
+        """It runs: it gets its limit back."""
+        if target in self.limits:
+            loop.spawn(self._set_back(target), f"set the limit of {target} back")
 
     def take_over(self, limits: dict[str, int | None]) -> None:
         """Set limits back that an earlier process left low."""
         self.limits.update(limits)
         for target in limits:
-            loop.spawn(self._set_back(target), f"set the limit of {target} back")
+            self.thawed(target)
+
+    async def _stop_again(self, target: str, group: cgroup.Group, seconds: float) -> None:
+        try:
+            await self._manager.call("FreezeUnit", "s", [target], seconds)
+            await group.wait_frozen(seconds)
+        except cgroup.NoSuchGroup:
+            pass  # it has ended meanwhile
+        except cgroup.CgroupError as error:
+            raise FreezeError(str(error), target) from None
 
     async def _set_back(self, target: str) -> None:
         pause = 0.1
         while target in self.limits:
             try:
-                await limit(self._manager, target, self.limits[target], 10.0)
+                size = self.limits[target]
+                await limit(self._manager, target, size, 10.0)
+                group = cgroup.of_unit(target)
+                if group.memory_high() != size and group.is_frozen():
+                    return  # it stands still again; when it is thawed we are called again
+            except cgroup.CgroupError:
+                pass  # it is gone
             except FreezeError as error:
                 if not isinstance(error, Refused):
                     await loop.sleep(pause)
