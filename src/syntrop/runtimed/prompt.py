@@ -6,13 +6,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from syntrop.common.http.thinking import PAIRS
-from syntrop.runtimed.chat_template import ChatTemplate, template_messages
+from syntrop.runtimed.chat_template import ChatTemplate, TemplateError, TemplateLacks, template_messages
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from typing import Any
 
     from syntrop.runtimed.tokenizer import Tokenizer
+
+_MAY_GO_UNREAD = ("name", "tool_calls")  # fields of messages that not every template has a place for
 
 
 class PromptTooLong(Exception):
@@ -68,11 +70,28 @@ def chat_prompt(
         remaining = iter(guarded)
         given = _each_string(given, lambda _text: next(remaining))
     text = template.render(**given)
+    for field in _MAY_GO_UNREAD:
+        if any(one.get(field) and one.get("role") != "tool" for one in given["messages"]):
+            _check_read(template, given, text, field)
     tokens = _fitting(tokenizer, text, mark, context)
     # Many templates write the begin token themselves.
     if tokens[:2] == [tokenizer.bos] * 2:
         del tokens[0]
     return tokens, text.rstrip().endswith(tuple(opening for opening, _ in PAIRS))
+
+
+def _check_read(template: ChatTemplate, given: Mapping[str, Any], text: str, field: str) -> None:
+    """Raises TemplateLacks where a field of messages changes nothing in what the template wrote."""
+    bare = [
+        one if one.get("role") == "tool" else {key: value for key, value in one.items() if key != field}
+        for one in given["messages"]
+    ]
+    try:
+        unread = template.render(**{**given, "messages": bare}) == text
+    except TemplateError:
+        return  # it cannot do without
+    if unread:
+        raise TemplateLacks("messages", f"the model's chat template has no place for a message's {field}")
 
 
 def _fitting(tokenizer: Tokenizer, text: str, mark: str, context: int) -> list[int]:

@@ -10,7 +10,7 @@ import pytest
 from syntrop.common.varlink.errors import VarlinkError
 from syntrop.runtimed import parameters
 from syntrop.runtimed import tokenizer as tokenizers
-from syntrop.runtimed.chat_template import ChatTemplate
+from syntrop.runtimed.chat_template import ChatTemplate, TemplateLacks
 from syntrop.runtimed.prompt import chat_tokens
 from syntrop.runtimed.tokenizer import CONTROL, NORMAL, Tokenizer
 from syntrop.runtimed.tokenizer_bpe import BYTE_TO_CHAR
@@ -94,3 +94,35 @@ def test_what_a_template_is_given_in_any_case_is_not_replaced(name: str) -> None
     with pytest.raises(VarlinkError) as caught:
         chat(variables=f'{{"{name}": 1}}')
     assert caught.value.parameters["parameter"] == "template_variables"
+
+
+@pytest.mark.parametrize(
+    ("template", "given", "refused"),
+    [
+        ("{{ messages[0].content }}", {"name": "ann"}, "name"),
+        ("{{ messages[0].name }}", {"name": "ann"}, None),
+        ("{{ messages[0].content }}", {}, None),
+        (
+            "{{ messages[0].content }}",
+            {"tool_calls": [{"id": "c1", "name": "f", "arguments": "{}"}]},
+            "tool_calls",
+        ),
+        (
+            "{{ messages[0].tool_calls | length }}",
+            {"tool_calls": [{"id": "c1", "name": "f", "arguments": "{}"}]},
+            None,
+        ),
+    ],
+)
+def test_what_a_message_says_is_not_passed_over(
+    words: Tokenizer, template: str, given: dict[str, Any], refused: str | None
+) -> None:
+    messages = [{"role": "assistant", "content": "hi", **given}]
+    told = parameters.chat(None, messages, None, None)
+    assert told is not None
+    if refused is None:
+        read(words, template, told)
+        return
+    with pytest.raises(TemplateLacks, match=refused) as error:
+        read(words, template, told)
+    assert error.value.parameter == "messages"
