@@ -77,7 +77,7 @@ def test_methods_of_this_version_answer(machine: Machine, method: str, field: st
 @pytest.mark.parametrize(
     ("method", "parameters"),
     [
-        ("io.syntrop.Inference1.ListPlanes", {}),
+        ("io.syntrop.Runtime1.GenerateMusic", {"prompt": "a"}),
     ],
 )
 def test_methods_of_later_versions_say_so(machine: Machine, method: str, parameters: dict[str, object]) -> None:

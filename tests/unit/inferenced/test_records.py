@@ -8,6 +8,7 @@ import json
 import os
 import resource
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -193,25 +194,28 @@ def test_nothing_is_left_where_there_is_nothing_to_remember(log: Log, path: str)
     assert os.listdir(os.path.dirname(path)) == []
 
 
-@pytest.fixture
-def full() -> Iterator[int]:
-    """No file of ours may become larger: what a full disk does, without being root."""
+@contextmanager
+def full() -> Iterator[None]:
+    """No file of ours may become larger: what a full disk does, without being root. Within a test's body only:
+    pytest itself writes to files between."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (8192, before[1]))
-    yield 8192
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def test_a_full_disk_takes_no_line_in_part(log: Log, path: str, full: int) -> None:
+def test_a_full_disk_takes_no_line_in_part(log: Log, path: str) -> None:
     kept = 0
-    with pytest.raises(OSError) as refused:
+    with full(), pytest.raises(OSError) as refused:
         for kept in range(1000):
             log.lease(lease(f"l-{kept}"))
     assert refused.value.errno == errno.EFBIG
     past, wrong = replay(path, BOOT)
     assert (len(past.leases), wrong) == (kept, 0)
     # There is no room for another log beside it either: then the old one stays, and nothing is left of the new.
-    with pytest.raises(OSError):
+    with full(), pytest.raises(OSError):
         log.start([lease(f"l-{number}") for number in range(100)], [])
     assert log.started
     assert os.listdir(os.path.dirname(path)) == ["leases.log"]
