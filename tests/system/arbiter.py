@@ -196,15 +196,23 @@ class Units:
         with Client(self.host) as client:  # a frozen unit cannot be stopped
             for lease in states(client):
                 client.call("ReleaseLease", lease_id=lease)
-        names = [name for name in self._names if not name.endswith(".scope")] or ["none.service"]
-        self.host.run(["systemctl", "stop", *names], check=False)
-        self.host.run(["systemctl", "stop", *self._names], check=False)
+        # The next test's units have the same names: these must be unloaded, not only stopped. A thaw that is still
+        # under way makes the manager refuse a stop, so it is asked again.
+        wait_for(self._gone, "the units of this test are gone", self.host)
         with Client(self.host) as client:
             wait_for(
                 lambda: client.call("ListLeases")["leases"] == [], "all leases ended with their units", self.host
             )
         # Nobody waits for anything any more either.
         self.host.run("systemctl is-failed -q inferenced.service && exit 1; systemctl is-active -q dbus.service")
+
+    def _gone(self) -> bool:
+        for scopes in (False, True):
+            names = [name for name in self._names if name.endswith(".scope") is scopes]
+            if names:
+                self.host.run(["systemctl", "stop", *names], check=False)
+        listed = ["systemctl", "list-units", "--all", "--plain", "--no-legend", *self._names]
+        return not self._names or not self.host.run(listed).stdout.strip()
 
 
 def batch(client: Client, unit: str, size: int, **more: Any) -> str:
