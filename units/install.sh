@@ -19,7 +19,7 @@ source=$(CDPATH='' cd -- "$(dirname -- "$0")/.." && pwd)
 units=$source/units
 daemons="routerd inferenced modeld contextd toold runtimed systemd-sentry"
 sockets="routerd.socket inferenced.socket inferenced-enclave.socket modeld.socket modeld-pull.socket contextd.socket
-toold.socket runtimed.socket systemd-sentry.socket"
+toold.socket toold-diag.socket runtimed.socket systemd-sentry.socket"
 
 say() { printf '%s\n' "$*"; }
 die() { printf 'install.sh: %s\n' "$*" >&2; exit 1; }

@@ -35,9 +35,16 @@ def test_the_manager_knows_every_directive(bookworm: Machine) -> None:
 
 
 def test_a_command_of_toold_has_namespaces_of_its_own(bookworm: Machine) -> None:
-    reply = json.loads(bookworm.run(["syntropctl", "run", "net_listeners", "tcp", "--json"]).stdout)
+    reply = json.loads(bookworm.run(["syntropctl", "run", "disk_usage", "--json"]).stdout)
     assert reply["result"]["sandbox"] == ["user", "mnt", "pid", "net", "ipc", "uts", "cgroup"]
-    assert "127.0.0.1:32768" in reply["result"]["stdout"]
+
+
+def test_this_manager_makes_the_socket_that_tells_what_listens(bookworm: Machine) -> None:
+    assert bookworm.property("toold-diag.socket", "ActiveState") == "active"
+    reply = json.loads(bookworm.run(["syntropctl", "run", "net_listeners", "tcp", "--json"]).stdout)
+    assert reply["result"].get("sandbox") is None
+    [line] = [line for line in reply["result"]["stdout"].splitlines() if "127.0.0.1:32768" in line]
+    assert line.split()[-1] in ("cgroup:/system.slice/routerd.socket", "cgroup:/init.scope")
 
 
 def test_one_answer(bookworm: Machine) -> None:

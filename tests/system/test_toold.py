@@ -4,12 +4,14 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from arbiter import wait_for
 from machine import Machine
-from suite import CALL
+from suite import CALL, set_idle
 
 ENDPOINT = "/run/syntrop/io.syntrop.Tool1"
 TOOL1 = "io.syntrop.Tool1."
@@ -296,7 +298,7 @@ def test_the_audit_log_holds_and_the_journal_has_its_hashes(host: Machine) -> No
 
 
 def test_commands_run_in_control_groups_of_their_own(host: Machine) -> None:
-    execute(host, "net_listeners")
+    execute(host, "disk_usage")
     group = "/sys/fs/cgroup/syntrop.slice/toold.service"
     assert "tools" in host.run(f"ls {group}").stdout
     assert host.run(f"cat {group}/tools/cgroup.procs").stdout == ""
@@ -408,14 +410,13 @@ while time.monotonic() < deadline:
 COMMANDS = {
     "journalctl": ("journal_slice", "1000"),
     "systemd-analyze": ("unit_verify",),
-    "ss": ("net_listeners",),
     "df": ("disk_usage",),
 }
 
 
 def spied(machine: Machine, program: str) -> tuple[dict[str, dict[str, str]], list[str]]:
     """Namespaces of a command while it runs, of toold and of PID 1; and which layers toold says that it had."""
-    name, *args = COMMANDS[program]
+    name, *args = COMMANDS.get(program, ("net_listeners",))
     unit = "victim.service" if name == "unit_verify" else None
     with machine.start_python(SPY, json.dumps(KINDS), program) as spy:
         assert spy.stdout is not None
@@ -454,11 +455,90 @@ def test_without_namespaces_nothing_runs_unless_a_setting_lets_go_of_them(host: 
 
 
 def test_what_listens_on_the_machine_is_shown_to_who_has_no_network(host: Machine) -> None:
-    """toold and its command have none; port 32768 is the suite's own."""
+    """toold has none, and asks over the socket that the manager made; port 32768 is the suite's own."""
     assert host.property("toold.service", "PrivateNetwork") == "yes"
-    shown = execute(host, "net_listeners", "tcp")["result"]
-    assert "127.0.0.1:32768" in shown["stdout"], shown
-    assert "[::1]:32768" in shown["stdout"], shown
+    assert host.property("toold-diag.socket", "SubState") == "running"
+    shown = execute(host, "net_listeners", "tcp", user="nobody")["result"]
+    assert shown.get("sandbox") is None  # nothing was run
+    lines = {words[3]: words for line in shown["stdout"].splitlines() if (words := line.split())}
+    for address in ("127.0.0.1:32768", "[::1]:32768"):
+        assert lines[address][0] == "LISTEN", shown
+        # The manager made it: in a group of the socket's unit where it has reason to, or in its own.
+        assert lines[address][-1] in ("cgroup:/system.slice/routerd.socket", "cgroup:/init.scope")
+    server = "import socket, time; s = socket.create_server(('127.0.0.1', 0)); time.sleep(1000)"
+    host.run(["systemd-run", "--unit=hears", "/usr/bin/python3", "-c", server])
+    heard = "cgroup:/system.slice/hears.service"
+    wait_for(lambda: heard in execute(host, "net_listeners")["result"]["stdout"], "who listens is told", host)
+    host.run("systemctl stop hears.service")
+
+
+def test_what_listens_is_told_to_several_at_once(host: Machine) -> None:
+    """The kernel makes one list at a time for a socket."""
+    host.run("for n in 1 2 3 4 5 6 7 8; do syntropctl run net_listeners tcp >/tmp/heard.$n & done; wait")
+    for address in ("127.0.0.1:32768", "[::1]:32768"):
+        assert host.run(["grep", "-cF", address, *(f"/tmp/heard.{n}" for n in range(1, 9))]).stdout == "".join(
+            f"/tmp/heard.{n}:1\n" for n in range(1, 9)
+        )
+
+
+def test_without_its_socket_the_kernels_tables_are_read(host: Machine) -> None:
+    """Port 32768 is found in either way; this one takes a command, in the sandbox."""
+    host.run("systemctl stop toold.service && systemctl mask --runtime --now toold-diag.socket")
+    found, layers = spied(host, "ss")
+    for kind in KINDS:
+        assert found["tool"][kind] not in (found["daemon"][kind], found["host"][kind]), kind
+    assert layers == [*KINDS, "cgroup"]
+    shown = execute(host, "net_listeners", "tcp")["result"]["stdout"]
+    assert "127.0.0.1:32768" in shown and "[::1]:32768" in shown
+    host.run("systemctl stop toold.service && systemctl unmask --runtime toold-diag.socket")
+    assert execute(host, "net_listeners")["result"].get("sandbox") is None
+
+
+NETLINK = """
+import glob, os, re, socket, sys
+# The socket of sock_diag(7) that PID 1 holds: its number there, and its address.
+rows = [line.split() for line in open("/proc/net/netlink").readlines()[1:]]
+ports = {f"socket:[{row[9]}]": int(row[2]) for row in rows if row[1] == "4"}
+held = {os.readlink(path): os.path.basename(path) for path in glob.glob("/proc/1/fd/*") if os.path.islink(path)}
+[(number, port)] = [(held[one], ports[one]) for one in held.keys() & ports.keys()]
+if sys.argv[1] == "send":
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 4) as sender:
+        sender.sendto(b"?", (port, 0))
+watched = [text for path in glob.glob("/proc/1/fdinfo/*") for text in re.findall(
+    rf"^tfd: +{number} events: +([0-9a-f]+)", open(path).read(), re.M)]
+print("watched" if any(int(text, 16) & 1 for text in watched) else "left alone")
+"""
+
+
+def test_the_socket_starts_nobody_for_nothing(host: Machine) -> None:
+    """toold leaves and stays away; a datagram of somebody else's wakes it once, and is thrown away with it."""
+
+    def started_at() -> str:
+        return host.property("toold.service", "ExecMainStartTimestampMonotonic")
+
+    set_idle(host, "toold", 1.0)
+    host.run("systemctl restart toold.service")
+    execute(host, "net_listeners")
+    assert host.run_python(NETLINK, "look") == "left alone\n"
+    host.wait_property("toold.service", "ActiveState", "inactive")
+    started = started_at()
+    host.wait_property("toold-diag.socket", "SubState", "listening")
+    assert host.run_python(NETLINK, "look") == "watched\n"
+    assert started_at() == started
+
+    host.run_python(NETLINK, "send")
+    wait_for(lambda: started_at() != started, "a datagram wakes it", host)
+    host.wait_property("toold.service", "ActiveState", "inactive")
+    again = started_at()
+    host.wait_property("toold-diag.socket", "SubState", "listening")
+    time.sleep(1.5)
+    assert started_at() == again
+
+    # One that comes while it is awake is passed over by the next question.
+    execute(host, "net_listeners")
+    assert host.run_python(NETLINK, "send") == "left alone\n"
+    assert "127.0.0.1:32768" in execute(host, "net_listeners")["result"]["stdout"]
+    host.run("rm /run/systemd/system/toold.service.d/idle.conf && systemctl daemon-reload")
 
 
 def test_syntropctl(host: Machine) -> None:

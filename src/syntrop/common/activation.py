@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 FIRST = 3  # SD_LISTEN_FDS_START
 TCP = "tcp"
+NETLINK = "netlink:"
+"""With the number of the protocol, the endpoint name of a netlink socket (`ListenNetlink=`)."""
 BACKLOG = 4096
 # What a manager writes where a socket unit gave no name, or a tool passed none.
 _ANONYMOUS = ("", "unknown", "stored", "connection")
@@ -29,7 +31,9 @@ class ActivationError(Exception):
 
 
 class Listener:
-    """A listening stream socket. `endpoint` is its name in the suite: `tcp`, or the path below the run root."""
+    """A listening stream socket, or one to ask the kernel by. `endpoint` is its name in the suite: `tcp`, the path
+    below the run root, or `netlink:NUMBER`.
+    """
 
     __slots__ = ("address", "endpoint", "socket", "unit")
 
@@ -37,9 +41,12 @@ class Listener:
         sock.setblocking(False)
         self.socket = sock
         self.unit = unit
+        self.address: str
         name = sock.getsockname()
-        if sock.family == socket.AF_UNIX:
-            self.address: str = name if isinstance(name, str) else "@" + name[1:].decode(errors="replace")
+        if sock.family == socket.AF_NETLINK:
+            self.address = self.endpoint = f"{NETLINK}{sock.proto}"
+        elif sock.family == socket.AF_UNIX:
+            self.address = name if isinstance(name, str) else "@" + name[1:].decode(errors="replace")
             self.endpoint = self.address
         else:
             host = f"[{name[0]}]" if sock.family == socket.AF_INET6 else name[0]
@@ -71,10 +78,14 @@ def adopt() -> list[Listener] | None:
         if not is_socket:
             raise ActivationError(f"descriptor {fd} ({name}) is not a socket")
         sock = socket.socket(fileno=fd)
-        if sock.type != socket.SOCK_STREAM or not sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+        if sock.family != socket.AF_NETLINK and not _listens(sock):
             raise ActivationError(f"descriptor {fd} ({name}) is not a listening stream socket (Accept=no?)")
         listeners.append(Listener(sock, name))
     return listeners
+
+
+def _listens(sock: socket.socket) -> bool:
+    return sock.type == socket.SOCK_STREAM and bool(sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
 
 
 def claim(listeners: Sequence[Listener], endpoint: str, unit: str) -> list[Listener]:
@@ -82,10 +93,10 @@ def claim(listeners: Sequence[Listener], endpoint: str, unit: str) -> list[Liste
 
     Raises ActivationError for a listener at the right address from another unit: a mixed-up installation.
     """
-    path = paths.endpoint(endpoint)
-    claimed = [
-        one for one in listeners if one.endpoint == (TCP if endpoint == TCP else os.path.abspath(path))
-    ]
+    address = endpoint
+    if endpoint != TCP and not endpoint.startswith(NETLINK):
+        address = os.path.abspath(paths.endpoint(endpoint))
+    claimed = [one for one in listeners if one.endpoint == address]
     for one in claimed:
         if one.unit not in (unit, *_ANONYMOUS):
             raise ActivationError(f"{one.address} came from {one.unit}, not from {unit}")

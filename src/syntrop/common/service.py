@@ -82,9 +82,10 @@ class Busy:
 class Daemon:
     """One daemon: its settings, endpoints and connections."""
 
-    def __init__(self, name: str, settings: Settings) -> None:
+    def __init__(self, name: str, settings: Settings, passed: Sequence[Listener] | None = None) -> None:
         self.name = name
         self.settings = settings
+        self._passed = None if passed is None else list(passed)
         self.started = monotonic()
         self.stopping = False
         self._endpoints: list[tuple[str, str, int, Connect, bool]] = []
@@ -133,6 +134,16 @@ class Daemon:
         self.serve(endpoint, server.connect, unit=unit, mode=mode, urgent=urgent)
         return server
 
+    def handed(self, endpoint: str, unit: str) -> socket.socket | None:
+        """A netlink socket (`netlink:NUMBER`) that the manager made where we may make none, now the caller's own;
+        None where none was passed. Raises ActivationError."""
+        claimed = activation.claim(self._passed or (), endpoint, unit)
+        if not claimed:
+            return None
+        assert self._passed is not None
+        self._passed.remove(claimed[0])
+        return claimed[0].socket
+
     def busy(self) -> Busy:
         """Something that must not be lost by exiting: a stream, a lease, an undo journal."""
         return Busy(self)
@@ -160,9 +171,9 @@ class Daemon:
 
     # --- life ----------------------------------------------------------------------------------------------
 
-    async def run(self, passed: Sequence[Listener] | None) -> None:
+    async def run(self) -> None:
         """Serve until idle or told to stop. Raises ActivationError and OSError when it cannot start."""
-        self._listeners = self._open(passed)
+        self._listeners = self._open(self._passed)
         loop.on_signal(signal.SIGTERM, self._end.stop)
         loop.on_signal(signal.SIGINT, self._end.stop)
         loop.on_signal(signal.SIGHUP, self.reload)
@@ -377,9 +388,9 @@ def _addresses(listen: Sequence[str], endpoints: Sequence[str]) -> dict[str, lis
     return result
 
 
-async def _main(daemon: Daemon, build: Callable[[Daemon], None], passed: Sequence[Listener] | None) -> None:
+async def _main(daemon: Daemon, build: Callable[[Daemon], None]) -> None:
     build(daemon)
-    await daemon.run(passed)
+    await daemon.run()
 
 
 def run(
@@ -394,7 +405,7 @@ def run(
     journal.set_level(settings.log_level)
     try:
         passed = activation.adopt()
-        loop.run(_main(Daemon(name, settings), build, passed))
+        loop.run(_main(Daemon(name, settings, passed), build))
     except (activation.ActivationError, OSError) as error:
         journal.error(f"Cannot start: {error}")
         sys.exit(os.EX_OSERR if isinstance(error, OSError) else os.EX_CONFIG)

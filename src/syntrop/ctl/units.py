@@ -65,7 +65,8 @@ class SocketUnit:
         read = _Reader(unit, "Socket", specifiers)
         self.name = unit.name
         self.addresses = read.all("ListenStream")
-        if not self.addresses:
+        # A netlink socket is made by systemd where its service may make none: here that does without.
+        if not self.addresses and not read.all("ListenNetlink"):
             raise UnitError(f"{unit.name}: no ListenStream=")
         # Accept=yes means a process a connection, of a template. Here one process accepts them all: the suite's
         # programs serve what they are passed, a connection or the socket.

@@ -14,6 +14,7 @@ from syntrop.toold.ledger import Ledger, Lock
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Coroutine
+    from socket import socket
     from typing import Any, NoReturn, TypeVar
 
     from syntrop.common.authority import Right
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from syntrop.common.varlink.server import Call
     from syntrop.toold.catalog import Call as ToolCall
     from syntrop.toold.changes import Changer, Site
+    from syntrop.toold.listeners import Listeners
     from syntrop.toold.undo import Record
     from syntrop.toold.view import Views
 
@@ -34,7 +36,7 @@ LOOKS_MAX = 4  # commands that run at once; further ones wait
 class State:
     """What calls share."""
 
-    def __init__(self, daemon: Daemon, site: Site) -> None:
+    def __init__(self, daemon: Daemon, site: Site, netlink: socket | None = None) -> None:
         from syntrop.toold.changes import Changer
         from syntrop.toold.policy import Policy
         from syntrop.toold.rates import Rate
@@ -55,6 +57,8 @@ class State:
         self.change_rate = Rate(settings.changes_per_minute)
         self.unit_rate = Rate(settings.changes_per_unit_per_minute)
         self.groups: str | None = None
+        self._netlink = netlink
+        self._listeners: Listeners | None = None
         self._views: Views | None = None
         self._grouped = False
         self._grouping = Lock()
@@ -121,6 +125,14 @@ class State:
                 self._grouped = True
         return self.groups
 
+    def listeners(self) -> Listeners | None:
+        """To ask what listens on the machine; None where no socket was passed for that."""
+        if self._listeners is None and self._netlink is not None:
+            from syntrop.toold.listeners import Listeners
+
+            self._listeners = Listeners(self._netlink)
+        return self._listeners
+
     def views(self) -> Views:
         """What commands see; made at the first of them."""
         if self._views is None:
@@ -163,6 +175,8 @@ class Attempt:
         try:
             if wanted.tool.name == "unit_status":
                 result = await self._status(wanted)
+            elif wanted.tool.name == "net_listeners" and (listeners := self._state.listeners()) is not None:
+                result = await self._listening(wanted, listeners)
             else:
                 result = await self._command(wanted)
         finally:
@@ -186,6 +200,20 @@ class Attempt:
         found = unit.get("LoadState") != "not-found"
         await self._note_look(0 if found else 4)
         return self._result(0 if found else 4, show(unit, service), "")  # 4 as systemctl status says it
+
+    async def _listening(self, wanted: ToolCall, listeners: Listeners) -> dict[str, Any]:
+        from syntrop.toold.listeners import TEXT_MAX
+        from syntrop.toold.sockdiag import DiagError
+
+        try:
+            text, whole = await loop.thread(listeners.show, wanted.text("protocol"), wanted.tool.timeout_ms / 1000)
+        except TimeoutError:
+            await self._timed_out(wanted)
+        except (DiagError, OSError) as error:
+            journal.warning(f"What listens is read from the kernel's tables: {error}")
+            return await self._command(wanted)
+        await self._note_look(0)
+        return self._result(0, text, "" if whole else _cut_off(TEXT_MAX))
 
     async def _command(self, wanted: ToolCall) -> dict[str, Any]:
         from syntrop.toold import commands, runner
@@ -211,7 +239,7 @@ class Attempt:
         await self._note_look(outcome.exit_code, outcome.layers())
         stderr = outcome.stderr.decode("utf-8", "replace")
         if outcome.truncated:
-            stderr += f"\n[ended: more than {runner.OUTPUT_MAX} bytes of output]\n"
+            stderr += _cut_off(runner.OUTPUT_MAX)
         shown = outcome.stdout.decode("utf-8", "replace")
         return {**self._result(outcome.exit_code, shown, stderr), "sandbox": outcome.layers()}
 
@@ -364,6 +392,10 @@ class Attempt:
             "stderr": stderr,
             "duration_ms": self._elapsed(),
         }
+
+
+def _cut_off(limit: int) -> str:
+    return f"\n[ended: more than {limit} bytes of output]\n"
 
 
 def _lock(root: str) -> int:

@@ -6,9 +6,7 @@ Nothing of it goes through a shell, and in the sandbox there is none to go throu
 
 from __future__ import annotations
 
-import os
-
-from syntrop.common import paths
+from syntrop.toold.listeners import network_tables
 from syntrop.toold.runner import Command
 
 TYPE_CHECKING = False
@@ -82,11 +80,12 @@ def _unit_verify(call: Call) -> Command:
 
 
 def _net_listeners(call: Call) -> Command:
+    """Where no netlink socket was passed (`listeners`): without systemd, or without its `toold-diag.socket`."""
     kinds = {"tcp": "--tcp", "udp": "--udp"}
     only = call.text("protocol")
     argv = ["ss", "--no-header", "--listening", "--numeric", *([kinds[only]] if only else kinds.values())]
     # It has no sockets, and a network of its own, in which nothing listens: it reads the kernel's tables of ours.
-    tables = _network_tables()
+    tables = network_tables()
     return Command(
         argv,
         timeout=call.tool.timeout_ms / 1000,
@@ -101,12 +100,6 @@ def _disk_usage(call: Call) -> Command:
     if path:
         argv += ["--", path]
     return Command(argv, timeout=call.tool.timeout_ms / 1000, reads=("/proc/self",), mounts=True)
-
-
-def _network_tables() -> str:
-    """Folder of the machine's tables of sockets: the unit, which gives toold no network, puts PID 1's there."""
-    given = paths.run("syntrop", "net")
-    return given if os.access(os.path.join(given, "tcp"), os.R_OK) else f"/proc/{os.getpid()}/net"
 
 
 _BUILDERS: dict[str, Callable[[Call], Command]] = {

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     T = TypeVar("T")
 
 _INTERFACE = "io.syntrop.Tool1."
+_SOCK_DIAG = "netlink:4"
 
 
 class Tool1:
@@ -32,6 +33,8 @@ class Tool1:
         self._daemon = daemon
         self._site = site
         self._state: State | None = None
+        # To ask the kernel by what listens on the machine, in whose network we are not.
+        self._netlink = daemon.handed(_SOCK_DIAG, "toold-diag.socket")
         if _cut_short(self._root()):
             # A crash left a change half made: that is put right at once, whoever calls or does not.
             loop.spawn(self._recover_first(), "recovery")
@@ -111,7 +114,7 @@ class Tool1:
         if self._state is None:
             from syntrop.toold.changes import Site
 
-            self._state = State(self._daemon, self._site or Site(self._root()))
+            self._state = State(self._daemon, self._site or Site(self._root()), self._netlink)
         await self._state.recover()
         return self._state
 

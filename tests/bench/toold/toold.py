@@ -9,6 +9,7 @@ disk that is given, without the service manager's part (a bare daemon-reload tak
 from __future__ import annotations
 
 import argparse
+import fcntl
 import os
 import shutil
 import socket
@@ -17,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from time import perf_counter, sleep
+from time import perf_counter
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parents[2] / "src"))
@@ -28,29 +29,50 @@ from syntrop.toold import audit, catalog, commands, undo  # noqa: E402
 from syntrop.toold import image as images  # noqa: E402
 
 TOOLS: dict[str, list[str]] = {"disk_usage": ["/"], "net_listeners": [], "journal_slice": ["20"]}
+# What an administrator types, where that is not what toold runs.
+BARE = {"net_listeners": ["ss", "-tuln"]}
 BAR_TOOL, BAR_REVERT = 10.0, 15.0  # milliseconds
 
 
-def started(folder: str, bubblewrap: str) -> tuple[subprocess.Popen[bytes], str]:
-    path = os.path.join(folder, "tool1")
-    environment = {**os.environ, "PYTHONPATH": str(HERE.parents[2] / "src"), "STATE_DIRECTORY": f"{folder}/state"}
-    daemon = [sys.executable, "-m", "syntrop.toold", f"--listen={path}", "--idle-exit-sec=0", "--log-level=err"]
+def started(folder: str, bubblewrap: str, *, netlink: bool) -> tuple[subprocess.Popen[bytes], str]:
+    """toold with the sockets that its units give it, or without that by which it asks what listens."""
+    path = os.path.join(folder, "run", "syntrop", "io.syntrop.Tool1")
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    sockets, names = [socket.socket(socket.AF_UNIX)], ["toold.socket"]
+    sockets[0].bind(path)
+    sockets[0].listen(128)
+    if netlink:
+        sockets.append(socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 4))
+        sockets[1].bind((0, 0))
+        names.append("toold-diag.socket")
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(HERE.parents[2] / "src"),
+        "STATE_DIRECTORY": f"{folder}/state",
+        "SYNTROP_RUN_ROOT": f"{folder}/run",
+        "LISTEN_FDS": str(len(sockets)),
+        "LISTEN_FDNAMES": ":".join(names),
+    }
+    daemon = [sys.executable, "-m", "syntrop.toold", "--idle-exit-sec=0", "--log-level=err"]
     daemon.append(f"--bubblewrap={bubblewrap}")
-    process = subprocess.Popen(daemon, env=environment)
-    for _ in range(1000):
-        with socket.socket(socket.AF_UNIX) as probe:
-            if probe.connect_ex(path) == 0:
-                return process, path
-        sleep(0.01)
-    process.kill()
-    raise SystemExit("toold did not start")
+    high = [fcntl.fcntl(one, fcntl.F_DUPFD, 100) for one in sockets]
+    moves = " ".join(f"{3 + index}<&{fd} {fd}<&-" for index, fd in enumerate(high))
+    process = subprocess.Popen(
+        ["/bin/bash", "-c", f'LISTEN_PID=$$ exec "$@" {moves}', "-", *daemon], env=environment, pass_fds=high
+    )
+    for fd in high:
+        os.close(fd)
+    for one in sockets:
+        one.close()
+    return process, path
 
 
 def bare(name: str) -> float:
     command = commands.build(catalog.parse(catalog.find(name), TOOLS[name], None))
     assert command is not None
+    argv, environment = (BARE[name], None) if name in BARE else (command.argv, command.environment)
     begun = perf_counter()
-    subprocess.run(command.argv, check=False, capture_output=True, env=command.environment)
+    subprocess.run(argv, check=False, capture_output=True, env=environment)
     return (perf_counter() - begun) * 1000
 
 
@@ -119,11 +141,12 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=50)
     parser.add_argument("--folder", default=None, help="where the journal lies (default: the temporary folder)")
     parser.add_argument("--bubblewrap", default="auto", help="toold's setting: auto, always, never")
+    parser.add_argument("--tables", action="store_true", help="without the netlink socket of toold-diag.socket")
     options = parser.parse_args()
     folder = tempfile.mkdtemp(prefix="toold-bench-", dir=options.folder)
     try:
         os.mkdir(f"{folder}/state")
-        process, path = started(folder, options.bubblewrap)
+        process, path = started(folder, options.bubblewrap, netlink=not options.tables)
         try:
             times = loop.run(measure(path, options.rounds))
         finally:

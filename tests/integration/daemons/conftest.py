@@ -207,12 +207,15 @@ class Launcher:
         idle: float = 30.0,
         preload: Path | None = None,
         environment: dict[str, str] | None = None,
+        handed: Sequence[tuple[socket.socket, str]] = (),
     ) -> Activated:
+        """`handed`: more sockets that it is passed, with their units; the unit's own from now on."""
         module, endpoints, _ = DAEMONS[name]
         unit = Activated(module, self._root / name, idle, preload, environment)
         self._units.append(unit)
         for endpoint, socket_unit in endpoints:
             unit.listen(endpoint, socket_unit)
+        unit.sockets += handed
         unit.start()
         return unit
 

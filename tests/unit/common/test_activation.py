@@ -80,6 +80,29 @@ def test_endpoints_are_told_apart_by_address_whatever_the_order(tmp_path: Path) 
     ]
 
 
+def test_a_netlink_socket_is_known_by_its_protocol(tmp_path: Path) -> None:
+    """It listens for nobody: a daemon asks the kernel by it."""
+    script = """
+        got = activation.adopt()
+        for endpoint in ("netlink:4", "netlink:0", "router.sock"):
+            claimed = activation.claim(got, endpoint, "toold-diag.socket")
+            print(endpoint, [(one.socket.fileno(), one.unit) for one in claimed])
+    """
+    with (
+        socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 4) as diag,
+        listening(tmp_path / "syntrop" / "router.sock") as router,
+    ):
+        names = {"LISTEN_FDNAMES": "toold-diag.socket:toold-diag.socket"}
+        assert adopted(tmp_path, script, [diag, router], **names).splitlines() == [
+            "netlink:4 [(3, 'toold-diag.socket')]",
+            "netlink:0 []",
+            "router.sock [(4, 'toold-diag.socket')]",
+        ]
+    script = 'activation.claim(activation.adopt(), "netlink:4", "toold-diag.socket")'
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 4) as diag:
+        assert "ActivationError" in adopted(tmp_path, script, [diag], LISTEN_FDNAMES="other.socket")
+
+
 def test_a_right_address_from_a_wrong_unit_is_refused(tmp_path: Path) -> None:
     sock = listening(tmp_path / "syntrop" / "sentry.sock")
     script = """

@@ -46,9 +46,9 @@ def run(path: str, idle: float, body: Callable[[Slow, Daemon], Awaitable[None]])
     listener = activation.bind(path)
 
     async def main() -> float:
-        daemon = Daemon("modeld", resolve("modeld", (), [f"--idle-exit-sec={idle}"]))
+        daemon = Daemon("modeld", resolve("modeld", (), [f"--idle-exit-sec={idle}"]), [listener])
         daemon.serve_varlink(MODEL1, {MODEL1: handler})
-        serving = loop.spawn(daemon.run([listener]))
+        serving = loop.spawn(daemon.run())
         with loop.deadline(30):
             await body(handler, daemon)
             ended = time.monotonic()

@@ -41,6 +41,7 @@ NEVER = [
     "multi-user.target",
     "toold.service",
     "toold.socket",
+    "toold-diag.socket",
     "routerd.service",
     "inferenced.service",
     "inferenced-enclave.socket",

@@ -68,7 +68,7 @@ def sysusers() -> dict[str, list[list[str]]]:
 
 
 def test_there_is_one_pair_per_daemon_and_nothing_else() -> None:
-    assert {path.name for path in UNITS.glob("*.socket")} == set(ENDPOINTS)
+    assert {path.name for path in UNITS.glob("*.socket")} == {*ENDPOINTS, "toold-diag.socket"}
     services = {f"{name}.service" for name in DAEMONS}
     others = {"syntrop-ports.service", "modeld-pull@.service"}
     assert {path.name for path in UNITS.glob("*.service")} == services | others
@@ -110,6 +110,16 @@ def test_the_two_sockets_of_inferenced_come_and_go_together() -> None:
     assert Unit("inferenced-enclave.socket").one("Service") == "inferenced.service"
     service = Unit("inferenced.service")
     assert service.one("Sockets") == service.one("Requires") == "inferenced.socket inferenced-enclave.socket"
+
+
+def test_toold_asks_what_listens_over_a_socket_and_can_make_none() -> None:
+    socket, service = Unit("toold-diag.socket"), Unit("toold.service")
+    assert (socket.one("ListenNetlink"), socket.one("Service")) == ("inet-diag", "toold.service")
+    assert socket.one("FlushPending") == "yes"  # or what a killed one left unread would start the next
+    assert socket.one("WantedBy") == "syntrop-sockets.target"
+    assert service.one("Sockets") == "toold.socket toold-diag.socket"
+    assert service.one("Requires") == "toold.socket"  # where a kernel has no such socket, all else works
+    assert (service.one("RestrictAddressFamilies"), service.one("PrivateNetwork")) == ("AF_UNIX", "yes")
 
 
 @pytest.mark.parametrize("name", DAEMONS)
@@ -161,9 +171,10 @@ def test_accounts_are_those_of_the_authority_table() -> None:
 
 def test_the_target_and_the_presets_switch_every_socket_on() -> None:
     target = Unit("syntrop-sockets.target")
-    assert set((target.one("Also") or "").split()) == set(ENDPOINTS)
+    sockets = {*ENDPOINTS, "toold-diag.socket"}
+    assert set((target.one("Also") or "").split()) == sockets
     presets = (UNITS / "system-preset/80-syntrop.preset").read_text()
-    assert set(re.findall(r"^enable (\S+)$", presets, re.MULTILINE)) == {*ENDPOINTS, "syntrop-sockets.target"}
+    assert set(re.findall(r"^enable (\S+)$", presets, re.MULTILINE)) == {*sockets, "syntrop-sockets.target"}
 
 
 def test_runtime_folders_belong_to_no_service() -> None:
