@@ -267,6 +267,7 @@ TOOLS = (
     ),
 )
 
+_ELSEWHERE = "a unit is no argument: it is given as target_unit, to syntropctl as --unit UNIT"
 _BY_NAME = {tool.name: tool for tool in TOOLS}
 # Names that older callers know.
 _ALIASES = {
@@ -290,7 +291,13 @@ def parse(tool: Tool, args: Sequence[str], target_unit: str | None) -> Call:
     if target_unit is None and tool.unit == NEEDED:
         raise Unsound("target_unit", "missing")
     unit = None if target_unit is None else Parameter("target_unit", UNIT, "").parse(target_unit)
-    values = arguments.parse(tool.parameters, args)
+    try:
+        values = arguments.parse(tool.parameters, args)
+    except Unsound as error:
+        # The unit, most likely, where the first argument should be.
+        if unit is None and tool.unit == OPTIONAL and any(letter.isalpha() for letter in args[0]):
+            raise Unsound(error.parameter, f"{error.reason}; {_ELSEWHERE}") from None
+        raise
     if tool.name == "set_unit_property":
         property_value(str(values["property"]), str(values["value"]))
     return Call(tool, None if unit is None else str(unit), values)

@@ -3,10 +3,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import select
 import shutil
 import signal
+import socket
+import struct
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -15,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from syntrop.toold import audit, image, undo
+from syntrop.toold import audit, image, sockdiag, undo
 
 TOOL1 = "io.syntrop.Tool1."
 PATIENCE = 30.0
@@ -79,6 +82,44 @@ def test_the_tools_are_told_whole(toold: Toold) -> None:
     }
 
 
+def netlink(protocol: int = sockdiag.PROTOCOL) -> socket.socket:
+    made = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, protocol)
+    made.bind((0, 0))
+    return made
+
+
+def test_what_listens_is_asked_over_the_socket_that_was_passed(launch: Any) -> None:
+    """By its kind, whatever its number; nobody takes it for one that others connect to, and it holds nobody up."""
+    unit = launch("toold", idle=0.5, handed=[(netlink(), "toold-diag.socket"), (netlink(0), "toold-diag.socket")])
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        asked = launch.client(unit, "io.syntrop.Tool1").call(
+            TOOL1 + "ExecuteTool", name="net_listeners", args=["tcp"]
+        )
+        result = asked.parameters["result"]
+        assert "sandbox" not in result
+        assert f" 127.0.0.1:{server.getsockname()[1]} " in result["stdout"]
+        assert (result["exit_code"], result["stderr"]) == (0, "")
+    assert unit.wait() == 0
+    assert [entry["event"] for entry in audit.read(str(unit.state))] == ["look"]
+
+
+def test_what_cannot_be_asked_over_it_is_read_from_the_kernels_tables(launch: Any) -> None:
+    """The kernel cuts each of its messages after 20 bytes here: a filter with one instruction says so."""
+    spoilt = netlink()
+    code = ctypes.create_string_buffer(struct.pack("=HBBI", 6, 0, 0, 20))
+    spoilt.setsockopt(
+        socket.SOL_SOCKET, 26, struct.pack("HxxxxxxP", 1, ctypes.addressof(code))
+    )  # SO_ATTACH_FILTER
+    unit = launch("toold", handed=[(spoilt, "toold-diag.socket")])
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        asked = launch.client(unit, "io.syntrop.Tool1").call(
+            TOOL1 + "ExecuteTool", name="net_listeners", args=["tcp"]
+        )
+        result = asked.parameters["result"]
+        assert "net" in result["sandbox"]
+        assert f" 127.0.0.1:{server.getsockname()[1]} " in result["stdout"]
+
+
 def test_a_safe_tool_runs(toold: Toold) -> None:
     result = toold.execute("disk_usage", "/").parameters["result"]
     assert result["exit_code"] == 0
@@ -94,6 +135,7 @@ def test_a_safe_tool_runs(toold: Toold) -> None:
         ("disk_usage", ["relative"], None, "InvalidParameter", "path"),
         ("disk_usage", ["/", "/"], None, "InvalidParameter", "args"),
         ("journal_slice", ["-1"], None, "InvalidParameter", "lines"),
+        ("journal_slice", ["a.service"], None, "InvalidParameter", "lines"),
         ("journal_slice", ["5", "--since"], None, "InvalidParameter", "since"),
         ("unit_restart", [], None, "InvalidParameter", "target_unit"),
         ("unit_restart", [], "a;b.service", "InvalidParameter", "target_unit"),

@@ -90,6 +90,26 @@ def test_too_many_and_too_few() -> None:
         catalog.parse(catalog.find("daemon_reload"), [], "a.service")
 
 
+@pytest.mark.parametrize(
+    ("name", "args"),
+    [
+        ("journal_slice", ["nginx.service"]),
+        ("journal_slice", ["nginx.service", "20"]),
+        ("coredump_info", ["nginx"]),
+    ],
+)
+def test_who_gives_the_unit_as_an_argument_is_told_where_it_goes(name: str, args: list[str]) -> None:
+    with pytest.raises(Unsound, match="target_unit, to syntropctl as --unit"):
+        catalog.parse(catalog.find(name), args, None)
+
+
+def test_who_gave_the_unit_or_a_wrong_number_is_told_nothing_of_it() -> None:
+    for args, unit in ((["ten"], "a.service"), (["0"], None)):
+        with pytest.raises(Unsound) as caught:
+            catalog.parse(catalog.find("journal_slice"), args, unit)
+        assert "unit" not in caught.value.reason
+
+
 @pytest.mark.parametrize("text", ["0", "1001", "-1", "1.5", "ten", "1e3", " 5", "٣", "99999999999"])
 def test_numbers(text: str) -> None:
     with pytest.raises(Unsound):
