@@ -60,10 +60,13 @@ def explain(error: VarlinkError) -> str:
         return f"its digest is {given.get('actual')}, not {given.get('expected')}; nothing was stored"
     if name == "OutOfSpace":
         room = {key.removesuffix("_bytes"): size(error.parameters[key]) for key in OUT_OF_SPACE}
-        return (
+        told = (
             f"no room for {room['requested']}: {room['available']} are left and {room['removable']} could be "
             f"removed; {room['pinned']} are pinned and {room['open']} in use"
         )
+        if coming := error.parameters.get("promised_bytes"):
+            told += f"; {size(coming)} are kept for what is on its way now: try again once that is here"
+        return told
     if name == "PermissionDenied":
         return "modeld does not let you: it takes root or a member of the group syntrop"
     return given["reason"] or str(error)

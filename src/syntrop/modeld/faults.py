@@ -29,16 +29,19 @@ class OutOfSpace(Exception):
     """There is no room, and no removing would make enough. All in bytes.
 
     `requested` is what was to be stored, `available` what quota and free-space floor leave, `removable` what
-    could be removed besides, `pinned` and `in_use` what could not.
+    could be removed besides, `pinned` and `in_use` what could not, and `promised` what others have on its way.
     """
 
-    def __init__(self, requested: int, available: int, removable: int, pinned: int, in_use: int) -> None:
+    def __init__(
+        self, requested: int, available: int, removable: int, pinned: int, in_use: int, promised: int = 0
+    ) -> None:
         super().__init__(f"{requested} bytes asked for, {available} left and {removable} removable")
         self.requested = requested
         self.available = available
         self.removable = removable
         self.pinned = pinned
         self.in_use = in_use
+        self.promised = promised
 
 
 class Stopped(Exception):

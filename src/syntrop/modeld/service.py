@@ -320,6 +320,7 @@ class Model1:
                 removable_bytes=error.removable,
                 pinned_bytes=error.pinned,
                 open_bytes=error.in_use,
+                promised_bytes=error.promised or None,
             ) from None
         except OSError as error:
             reason = error.strerror or str(error)

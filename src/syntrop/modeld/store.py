@@ -316,16 +316,17 @@ class Store(Catalogue):
         return [*map(self._blob, index.parts[model]), self._manifest_path(model)]
 
     def _make_room(self, wanted: Promise) -> None:
+        request, others = wanted.whole, list(self._promises)
         # What comes to the store between the two is counted twice, which the second look puts right.
-        excess = self._missing(list(self._promises), self.index() if self.quota else None, wanted)
+        excess = self._missing(others, self.index() if self.quota else None, wanted)
         if excess <= 0:
             return
-        request = wanted.whole
         if not os.path.isdir(self.blobs):
-            raise OutOfSpace(request, max(0, request - excess), 0, 0, 0)
+            raise OutOfSpace(request, max(0, request - excess), 0, 0, 0, sum(one.whole for one in others))
         with self.locked():
             index = self.index()
-            excess = self._missing(list(self._promises), index, wanted)
+            others = list(self._promises)
+            excess = self._missing(others, index, wanted)
             while excess > 0:
                 candidates = index.parts.keys() - index.pins
                 busy = {one for one in candidates if self._is_busy(one, index)}
@@ -334,7 +335,8 @@ class Store(Catalogue):
                 if removable < excess:
                     pinned = sum(index.models[one] for one in index.models.keys() & index.pins)
                     used = sum(index.models[one] for one in busy & index.models.keys())
-                    raise OutOfSpace(request, max(0, request - excess), removable, pinned, used)
+                    promised = sum(one.whole for one in others)
+                    raise OutOfSpace(request, max(0, request - excess), removable, pinned, used, promised)
                 excess -= incoming.clear(self.incoming, excess)
                 # Less than that when somebody opened one of them just now.
                 excess -= self._evict(index, excess)[0]

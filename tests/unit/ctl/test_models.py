@@ -46,6 +46,11 @@ def test_sizes_as_they_are_shown(number: int, text: str) -> None:
             dict.fromkeys(models.OUT_OF_SPACE, 1 << 20) | {"pinned_bytes": 3 << 30},
             ["1.0 MiB", "3.0 GiB are pinned"],
         ),
+        (
+            "OutOfSpace",
+            dict.fromkeys(models.OUT_OF_SPACE, 1 << 20) | {"promised_bytes": 5 << 30},
+            ["5.0 GiB are kept for what is on its way now", "try again"],
+        ),
         ("OperationFailed", {"reason": "Input/output error"}, ["Input/output error"]),
     ],
 )

@@ -299,6 +299,7 @@ def test_a_quota_holds_for_all_who_come_at_once(tmp_path: Path, gguf_file: Make)
     refused.append(caught.value)
     # `c` found no room beside `a` and `b`, whose copying that ended: and with it their claims.
     assert (inside, refused[0].available) == (["a", "b"], 0)
+    assert refused[0].promised == len(datas["a"]) + len(datas["b"])
     free[0] = floor + 2 * size
     for name in "ab":
         add(store, tmp_path, datas[name], name)

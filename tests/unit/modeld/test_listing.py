@@ -463,3 +463,28 @@ def test_after_any_changes_it_is_what_there_is(gguf_file: Make) -> None:
         gguf = staticmethod(gguf_file)
 
     run_state_machine_as_test(Machine, settings=settings(max_examples=30, stateful_step_count=25, deadline=None))
+
+
+@pytest.mark.parametrize(
+    "note",
+    [
+        b"",
+        b'{"format": "gg',
+        b'{"format":"gguf","metadata":{}}',
+        b'{"metadata": {}, "format": "gguf"}',
+        b'{"format": "", "metadata": {}}',
+        b'{"format": "gguf", "metadata": {"licence": "' + b"x" * 5000 + b'"}}',
+        b"\xff" * 100,
+        None,
+    ],
+)
+def test_the_format_is_read_whatever_became_of_the_note(root: str, note: bytes | None) -> None:
+    """From its first bytes where the store wrote it; else from all of it, or from the model."""
+    path = next(Path(root, "notes").iterdir())
+    path.unlink()
+    if note is not None:
+        path.write_bytes(note)
+    Path(root, "listing").unlink(missing_ok=True)
+    digest = naming.digest_id(path.stem)
+    [entry] = [entry for entry in told(Store(root)) if entry["digest"] == digest]
+    assert entry["format"] in ("gguf", "")  # as somebody wrote it by hand
