@@ -852,7 +852,29 @@ def test_a_download_that_finds_no_room(launch: Any, tmp_path: Path) -> None:
         assert reply.error == MODEL1 + "OutOfSpace"
         assert reply.parameters["requested_bytes"] == len(huge)
         assert reply.parameters["removable_bytes"] == len(new)
+        assert "promised_bytes" not in reply.parameters
         assert world.models() == ["new:latest"]
+    finally:
+        world.close()
+
+
+def test_who_finds_no_room_beside_a_download_is_told_how_much_that_is(launch: Any, tmp_path: Path) -> None:
+    world = World(launch, Server(), tmp_path, "[store]\nquota_bytes = 3000000\n")
+    try:
+        first, second = gguf("first"), gguf("second")
+        world.library("first", first).faults = [("stall", 500_000)]
+        coming = world.start("first")
+        wait_for(lambda: world.incoming() == 500_000)
+        source = tmp_path / "second.gguf"
+        source.write_bytes(second)
+        reply = world.client.call(MODEL1 + "Register", id="second", path=str(source))
+        assert reply.error == MODEL1 + "OutOfSpace"
+        assert reply.parameters["promised_bytes"] == len(first)
+        world.server.released.set()
+        assert world.read(coming)[-1]["parameters"]["entry"]["id"] == "first:latest"
+        # It is here, and nobody has it open: the second may have its room.
+        assert world.client.call(MODEL1 + "Register", id="second", path=str(source)).error is None
+        assert world.models() == ["second:latest"]
     finally:
         world.close()
 
