@@ -3,14 +3,25 @@
 
 from __future__ import annotations
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
 
 class ModelError(ValueError):
-    """`subject` is not usable, for `reason`."""
+    """`subject` is not usable, for `reason`. `offset` is where in the file it says so, once that is known."""
 
     def __init__(self, subject: str, reason: str) -> None:
         super().__init__(f"{subject}: {reason}")
         self.subject = subject
         self.reason = reason
+        self.offset: int | None = None
+
+    def locate(self, places: Mapping[str, int]) -> None:
+        """Look the subject up among the bytes where keys and tensors of the file stand."""
+        self.offset = places.get(self.subject)
+        if self.offset is not None:
+            self.args = (f"{self.subject} at byte {self.offset}: {self.reason}",)
 
 
 class UnsupportedModel(ModelError):
