@@ -130,13 +130,20 @@ class Library:
         while self.used_bytes > size and (idle := self._idle()) is not None:
             await self.unload(idle)
 
-    def set_threads(self, threads: int) -> None:
-        """From the next step on, for all models."""
+    async def set_threads(self, threads: int) -> None:
+        """From the next step on, for all models, those too that are being loaded."""
+        self._threads = threads
+        for model in self.loaded():
+            await self._follow_threads(model)
+
+    async def _follow_threads(self, model: Loaded) -> None:
         from syntrop.runtimed.processors import cores
 
-        self._threads = threads
-        for model in self._loaded.values():
-            model.model.set_threads(threads or cores())
+        try:
+            # The step that is running is waited for.
+            await loop.thread(model.model.set_threads, self._threads or cores())
+        except (ValueError, MemoryError) as error:
+            journal.warning(f"{model.name} keeps the threads that it has: {error}")
 
     def find(self, name: str) -> Loaded | None:
         """The loaded model that a name is known to mean."""
@@ -329,6 +336,8 @@ class Library:
             raise
         await self._account(model, size)
         self._loaded[digest] = model
+        if threads != (self._threads or cores()):
+            await self._follow_threads(model)
         journal.info(
             f"Loaded {identifier}: {model.model.memory_bytes} bytes, {model.model.level}, "
             f"{threads} threads, in {monotonic() - started:.3f} s"

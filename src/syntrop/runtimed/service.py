@@ -62,7 +62,8 @@ class Runtime1:
         from syntrop.common.settings import resolve
         from syntrop.runtimed.settings import TABLE
 
-        self._library.set_threads(resolve("runtimed", TABLE, sys.argv[1:]).threads)
+        threads = resolve("runtimed", TABLE, sys.argv[1:]).threads
+        loop.spawn(self._library.set_threads(threads), "set threads")
 
     def yield_batch(self) -> None:
         """The host needs its resources: Batch work stands still for a while, and memory is given back."""
