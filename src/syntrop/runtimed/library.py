@@ -360,7 +360,7 @@ class Library:
 
     async def _make_room(self, name: str, size: int, *, place: bool = True) -> None:
         """Room for so many bytes, which are leased and taken, and (place) for one more model. Raises NoRoom."""
-        from syntrop.runtimed.model.kv import OverBudget
+        from syntrop.runtimed.model.errors import OverBudget
 
         while True:
             # Those that are being loaded besides this one count too.
@@ -368,7 +368,7 @@ class Library:
             if there < self._models_max or not place:
                 try:
                     if self.budget.held + size > self.budget.ceiling:
-                        raise OverBudget(size, self.budget)
+                        raise OverBudget(size, self.budget.held, self.budget.limit)
                     await self.leases.cover(size)
                     self.budget.take_weights(size)
                     return

@@ -293,7 +293,7 @@ class Runtime1:
         temperature: float,
     ) -> dict[str, Any]:
         from syntrop.runtimed import decide
-        from syntrop.runtimed.engine import GenerationError
+        from syntrop.runtimed.engine import GenerationError, OutOfMemory
         from syntrop.runtimed.scoring import Scoring
 
         context = loaded.model.context
@@ -316,6 +316,8 @@ class Runtime1:
             with scoring:
                 while await scoring.next() is not None:
                     pass
+        except OutOfMemory as error:
+            raise overloaded(str(error)) from None
         except GenerationError as error:
             raise self._failed(str(error)) from None
         return decide.decision(candidates, paths, scoring.totals, temperature)
@@ -351,13 +353,13 @@ class Runtime1:
         self, loaded: Loaded, texts: list[list[int]], pooling: str | None, adapter: Adapter | None
     ) -> list[list[float]]:
         from syntrop.runtimed.embedding import Crowded, Embedder
-        from syntrop.runtimed.model.errors import ModelError
+        from syntrop.runtimed.model.errors import ModelError, OverBudget
 
         if self._embedder is None:
             self._embedder = Embedder(self._settings.queue_max)
         try:
             vectors = await self._embedder.embed(loaded.model, texts, pooling, adapter)
-        except Crowded as error:
+        except (Crowded, OverBudget) as error:
             raise overloaded(str(error)) from None
         except ModelError as error:
             raise self._failed(str(error)) from None

@@ -38,3 +38,12 @@ class BadRequest(ModelError):
 
 class NoMemory(ModelError):
     """The system gave no memory or no threads."""
+
+
+class OverBudget(NoMemory):
+    """The budget has no room for what is asked; the text has the numbers."""
+
+    def __init__(self, wanted: int, held: int, limit: int) -> None:
+        super().__init__(
+            "memory", f"{wanted} bytes are wanted, {max(0, limit - held)} of the {limit} allowed are free"
+        )
