@@ -307,31 +307,34 @@ static int gate_up(sy_walk *w, const step *s, const rows *r, int32_t index)
     const int32_t tokens = m->ops->tokens;
     float g[FFN_TOKENS * QBLOCK] __attribute__((aligned(64)));
     float u[FFN_TOKENS * QBLOCK] __attribute__((aligned(64)));
+    /* Few tokens: of a run of pairs all of gate, then all of up, so that memory is read in long runs. */
+    int32_t most = n < tokens ? FFN_TOKENS / n : 1;
     while (sy_claim(w, pairs, panel_chunk(w, pairs, n), &first, &last))
-        for (int32_t both = first; both < last; both++)
+        for (int32_t from = first; from < last; from += most) {
+            int32_t width = last - from < most ? last - from : most;
             for (int32_t t0 = 0; t0 < n; t0 += tokens) {
-                int32_t t1 = n - t0 < tokens ? n : t0 + tokens;
-                for (int half = 0; half < 2; half++) {
-                    int32_t p = both * 2 + half;
-                    if (p < gate->panels) {
-                        multiply(m, gate, p, r, t0, t1, g + half * PANEL, QBLOCK, 0, index, SY_FFN_GATE, 0);
-                        multiply(m, up, p, r, t0, t1, u + half * PANEL, QBLOCK, 0, index, SY_FFN_UP, 1);
-                    } else {
-                        for (int32_t t = 0; t < t1 - t0; t++) {
-                            memset(g + t * QBLOCK + PANEL, 0, PANEL * 4);
-                            memset(u + t * QBLOCK + PANEL, 0, PANEL * 4);
-                        }
+                int32_t t1 = n - t0 < tokens ? n : t0 + tokens, count = t1 - t0;
+                for (int which = 0; which < 2; which++)
+                    for (int32_t p = 0; p < 2 * width; p++) {
+                        float *to = (which ? u : g) + p / 2 * count * QBLOCK + p % 2 * PANEL;
+                        if (from * 2 + p < gate->panels)
+                            multiply(m, which ? up : gate, from * 2 + p, r, t0, t1, to, QBLOCK, 0, index,
+                                     SY_FFN_GATE + which, which);
+                        else
+                            for (int32_t t = 0; t < count; t++)
+                                memset(to + t * QBLOCK, 0, PANEL * 4);
                     }
-                }
-                for (int32_t t = t0; t < t1; t++) {
-                    float *h = g + (t - t0) * QBLOCK;
-                    activate(h, u + (t - t0) * QBLOCK, QBLOCK);
+                for (int32_t i = 0; i < width * count; i++) {
+                    int32_t t = t0 + i % count, both = from + i / count;
+                    float *h = g + i * QBLOCK;
+                    activate(h, u + i * QBLOCK, QBLOCK);
                     if (floats || later || r->n_runs)
                         memcpy(m->hidden.f + (size_t)t * m->hidden.f_stride + both * QBLOCK, h, QBLOCK * 4);
                     if (!floats && !later)
                         m->ops->quantize(h, QBLOCK, &m->hidden, t, both);
                 }
             }
+        }
     if (!sy_stage_end(w, pairs))
         return 0;
     if (!later)
