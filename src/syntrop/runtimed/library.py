@@ -215,7 +215,9 @@ class Library:
         It goes on when the caller leaves. Raises NoSuchModel, CannotLoad, NoRoom and NoAdapter.
         """
         model.users += 1
-        return await loop.spawn(self._attach(model, name), f"attach {name}")
+        task = loop.spawn(self._attach(model, name), f"attach {name}")
+        task.when_done(_told)
+        return await task
 
     def detach(self, model: Loaded) -> None:
         """Have calls go without an adapter from now on."""
@@ -275,8 +277,9 @@ class Library:
     async def _once(tasks: dict[str, loop.Task[Loaded]], key: str, load: Coroutine[Any, Any, Loaded]) -> Loaded:
         """One task for all who ask for the same; it goes on when they leave."""
 
-        def ended(_task: object) -> None:
+        def ended(task: loop.Future[Loaded]) -> None:
             tasks.pop(key, None)
+            _told(task)
 
         task = tasks.get(key)
         if task is None:
@@ -473,6 +476,16 @@ class Library:
         finally:
             if client is not None:
                 client.close()
+
+
+def _told(task: loop.Future[Any]) -> None:
+    """A refusal goes to those who wait for the task; where all have left, it is no fault of ours to be logged."""
+    try:
+        task.result()
+    except (NoSuchModel, CannotLoad, NoRoom, NoAdapter, MemoryError, loop.TaskCancelled):
+        pass
+    except Exception as error:
+        journal.exception("A model could not be loaded", error)
 
 
 def _warm() -> None:

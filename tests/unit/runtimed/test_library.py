@@ -264,6 +264,33 @@ def test_a_broken_model_takes_nothing(root: Path, loads: list[str]) -> None:
     run(root, body)
 
 
+def test_a_refusal_that_nobody_waits_for_is_no_fault(
+    root: Path, loads: list[str], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    loading, go_on = threading.Event(), threading.Event()
+    load = libraries._load
+
+    def slowly(*what: Any) -> Loaded:
+        loading.set()
+        assert go_on.wait(60)
+        return load(*what)
+
+    monkeypatch.setattr(libraries, "_load", slowly)
+
+    async def body(library: Library, store: Store, busy: Busy) -> None:
+        store.names["bad:1"] = "sha256:bad"
+        impatient = loop.spawn(library.get("bad:1"))
+        while not loading.is_set():
+            await loop.sleep(0.001)
+        await loop.stop(impatient)
+        go_on.set()
+        while library._loading or library._resolving:
+            await loop.sleep(0.001)
+
+    run(root, body)
+    assert "Traceback" not in capfd.readouterr().err
+
+
 def test_a_model_that_goes_before_its_caller_runs_is_loaded_again(root: Path, loads: list[str]) -> None:
     async def body(library: Library, store: Store, busy: Busy) -> None:
         async def evict() -> None:
