@@ -41,6 +41,8 @@ _NO_ENDS = (
 # Control tokens that a reader of the text needs: they tell thoughts and calls of tools from the answer.
 _SHOWN = frozenset(("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>"))
 
+_LONGEST_SPECIAL = 256  # characters; at each place of a text all lengths that there are may be tried
+
 # The noncharacters, one of which marks text that must not be read as a special token.
 _BLANKS = re.compile(r"\s+")
 _MARKS = tuple(chr(code) for code in range(0xFDD0, 0xFDF0))
@@ -57,6 +59,10 @@ class _Specials:
         self.ids = ids
         lengths: dict[str, set[int]] = {}
         for text in ids:
+            if len(text) > _LONGEST_SPECIAL:
+                raise TokenizerError(
+                    f"a special token of {len(text)} characters; at most {_LONGEST_SPECIAL} are read"
+                )
             lengths.setdefault(text[0], set()).add(len(text))
         self._lengths = {first: sorted(sizes, reverse=True) for first, sizes in lengths.items()}
         self._starts = re.compile("[" + re.escape("".join(lengths)) + "]") if ids else None
