@@ -237,6 +237,8 @@ class Runtime1:
             raise invalid(error.parameter, str(error)) from None
         except (TemplateError, TokenizerError) as error:
             raise invalid(given, str(error)) from None
+        except RecursionError:  # the arguments of a call, read as an object
+            raise invalid(given, "nested too deeply") from None
         if not tokens:
             raise invalid(given, "no tokens")
         return tokens, thinking
