@@ -190,7 +190,8 @@ def _prefixed(text: str) -> str:
 def _blob(value: object) -> bytes:
     if isinstance(value, array) and value.itemsize == 1:
         return value.tobytes()
-    try:
-        return bytes(byte & 0xFF for byte in value) if isinstance(value, list) else bytes(value)  # type: ignore[call-overload]
-    except (TypeError, ValueError):
-        raise TokenizerError("the precompiled character map is no list of bytes") from None
+    if isinstance(value, bytes):
+        return value
+    if isinstance(value, list) and all(type(byte) is int for byte in value):
+        return bytes(byte & 0xFF for byte in value)
+    raise TokenizerError("the precompiled character map is no list of bytes")
