@@ -28,6 +28,7 @@ RUNTIME, STORE = "io.syntrop.Runtime1", "io.syntrop.Model1"
 MODEL = "smollm2:135m"
 TIMEOUT = 60.0
 HELLO = [{"role": "user", "content": "Hello"}]
+DEEP = '{"a":' * 900 + "1" + "}" * 900
 
 
 class VarlinkFault(Exception):
@@ -235,6 +236,17 @@ def test_nothing_heavy_is_loaded_before_the_first_model(suite: Suite) -> None:
         ({"messages": HELLO, "template_variables": '{"messages": 1}'}, "template_variables"),
         ({"messages": HELLO, "template_variables": '{"a b": 1}'}, "template_variables"),
         ({"messages": HELLO, "tools": [{"name": "f", "parameters": "x"}]}, "tools[0].parameters"),
+        ({"messages": HELLO, "tools": [{"name": "f", "parameters": DEEP}]}, "tools[0].parameters"),
+        ({"messages": HELLO, "template_variables": DEEP}, "template_variables"),
+        (
+            {
+                "messages": [
+                    *HELLO,
+                    {"role": "assistant", "tool_calls": [{"id": "1", "name": "f", "arguments": DEEP}]},
+                ]
+            },
+            "messages",
+        ),
     ],
 )
 def test_parameters_that_cannot_be_honoured_are_named(

@@ -226,6 +226,18 @@ def test_memory_at_its_limit_has_names_and_numbers(suites: Callable[..., Any], t
     error = fault(suite, prompt="x" * 40, max_tokens=1000)
     assert error.error == "Overloaded"
     assert f"0 of the {need + 4 * block} allowed are free" in error.parameters["reason"]
+    # So do texts that are decided and embedded.
+    for method, how in (
+        (
+            "Decide",
+            {"prompt": "x" * 40, "candidates": [{"name": "a", "token": "y" * 40}, {"name": "b", "token": "z"}]},
+        ),
+        ("Embed", {"text": "x" * 100}),
+    ):
+        with suite.runtime() as client, pytest.raises(VarlinkFault) as caught:
+            client.call(f"{RUNTIME}.{method}", model=MODEL, **how)
+        assert caught.value.error == "Overloaded", method
+        assert f"of the {need + 4 * block} allowed are free" in caught.value.parameters["reason"]
     # Several together take turns.
     with ThreadPoolExecutor(4) as pool:
         assert {one["text"] for one in pool.map(lambda _n: generate(suite), range(8))} == {text}

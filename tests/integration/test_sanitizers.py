@@ -29,13 +29,22 @@ FLAGS = shlex.split(
     "-fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize=pointer-overflow,null,object-size "
     "-fno-sanitize-recover=all --param=asan-instrumentation-with-call-threshold=0"
 )
-# Everything of the kernels, and whole steps of small models through them.
+# Everything of the kernels, whole steps of small models through them, and what else is C: caches, adapters,
+# vocabularies, the sampler.
 TESTS = {
     "test_kernels.py": "",
     "test_llama.py": "level or batch or chunks or threads",
     "test_encoder.py": "every_type",
     "test_batch_invariance.py": "(amx and every) or (scalar and Q4_1)",
     "test_arch_oracle.py": "(amx or scalar) and llama_tied",
+    "test_lora.py": "adapted or mixes or ranks",
+    "test_kv.py": "",
+    # Vocabularies of files that lie, texts of any kind, and the draw of a token.
+    "test_hostile_files.py": "any_value or lengths_inside",
+    "test_vocabulary.py": "",
+    "test_merging.py": "",
+    "test_tokenizer_json.py": "tokens_of or any_bytes",
+    "test_sampler.py": "ties or penalties or logprobs or nan",
 }
 
 # Puts the instrumented module where the tests look for it, then runs them.

@@ -162,9 +162,10 @@ class Tensor:
 
 
 class GGUF:
-    """A parsed header. Metadata values are int, float, bool, str, a list of one of these, or `Skipped`."""
+    """A parsed header. Metadata values are int, float, bool, str, a list of one of these, or `Skipped`. `places`
+    tells at which byte a key's value or a tensor's row stands."""
 
-    __slots__ = ("alignment", "data_offset", "metadata", "tensors", "version")
+    __slots__ = ("alignment", "data_offset", "metadata", "places", "tensors", "version")
 
     def __init__(
         self,
@@ -173,12 +174,14 @@ class GGUF:
         metadata: dict[str, object],
         tensors: dict[str, Tensor],
         data_offset: int,
+        places: dict[str, int] | None = None,
     ) -> None:
         self.version = version
         self.alignment = alignment
         self.metadata = metadata
         self.tensors = tensors
         self.data_offset = data_offset
+        self.places = places or {}
 
 
 class _Reader:
@@ -346,13 +349,14 @@ def _parse(reader: _Reader) -> GGUF:
     pair_count = reader.count("metadata count", 13, MAX_PAIRS)
 
     metadata: dict[str, object] = {}
+    places: dict[str, int] = {}
     alignment = DEFAULT_ALIGNMENT
     for index in range(pair_count):
         at = reader.at
         key = reader.string(f"metadata key {index}", MAX_KEY_BYTES)
         if key in metadata:
             raise GGUFError(key, at, "given twice")
-        at = reader.at
+        at = places[key] = reader.at
         value = metadata[key] = reader.value(key)
         if key == "general.alignment":
             if not isinstance(value, int) or not 0 < value <= MAX_ALIGNMENT or value & (value - 1):
@@ -372,7 +376,8 @@ def _parse(reader: _Reader) -> GGUF:
                 f"tensor {name}", at, f"{nbytes} bytes at {data_offset + offset} pass the end at {reader.end}"
             )
         tensors[name] = Tensor(name, kind, shape, data_offset + offset, nbytes)
-    return GGUF(version, alignment, metadata, tensors, data_offset)
+        places[name] = at
+    return GGUF(version, alignment, metadata, tensors, data_offset, places)
 
 
 def describe(gguf: GGUF) -> dict[str, object]:

@@ -29,7 +29,13 @@ _ELEMENTS_MAX = 1 << 62
 
 
 class SafetensorsError(ValueError):
-    """The file is damaged, or none of this format. The text says what is wrong."""
+    """The file is damaged, or none of this format: `field` at byte `offset`, because of `reason`."""
+
+    def __init__(self, field: str, offset: int, reason: str) -> None:
+        super().__init__(f"{field} at byte {offset}: {reason}")
+        self.field = field
+        self.offset = offset
+        self.reason = reason
 
 
 class Tensor:
@@ -68,10 +74,10 @@ def parse(buffer: Buffer) -> Header:
     with memoryview(buffer) as view:
         size = len(view)
         if size < PREFIX:
-            raise SafetensorsError(f"{size} bytes are no file")
+            raise SafetensorsError("header length", 0, f"truncated: {PREFIX} bytes wanted, {size} left")
         length = _length(bytes(view[:PREFIX]))
         if not _fits(length, size):
-            raise SafetensorsError(f"header length {length} in a file of {size} bytes")
+            raise SafetensorsError("header length", 0, f"{length} in a file of {size} bytes")
         raw = bytes(view[PREFIX : PREFIX + length])
     return _parse(raw, PREFIX + length, size)
 
@@ -87,54 +93,78 @@ def _fits(length: int, size: int) -> bool:
 def _parse(raw: bytes, base: int, size: int) -> Header:
     import json
 
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for name, value in pairs:
+            if name in found:
+                raise SafetensorsError(f"header {name[:80]!r}", _place(raw, name, last=True), "given twice")
+            found[name] = value
+        return found
+
     try:
-        header = json.loads(raw, object_pairs_hook=_unique)
+        header = json.loads(raw, object_pairs_hook=unique)
     except SafetensorsError:
         raise
-    except (ValueError, RecursionError):
-        raise SafetensorsError("its header is not JSON") from None
+    except json.JSONDecodeError as error:
+        at = PREFIX + len(error.doc[: error.pos].encode("utf-8", "surrogatepass"))
+        raise SafetensorsError("header", at, f"not JSON: {error.msg}") from None
+    except UnicodeDecodeError as error:
+        raise SafetensorsError("header", PREFIX + error.start, "not JSON: no text") from None
+    except (ValueError, RecursionError):  # numbers of thousands of digits, lists in lists in lists
+        raise SafetensorsError("header", PREFIX, "not JSON that can be read") from None
     if not isinstance(header, dict):
-        raise SafetensorsError("its header is not an object")
+        raise SafetensorsError("header", PREFIX, "not an object")
     notes = header.pop("__metadata__", {})
     if not isinstance(notes, dict) or not all(isinstance(value, str) for value in notes.values()):
-        raise SafetensorsError("its __metadata__ is not an object of strings")
-    found = [_tensor(name, row, base, size) for name, row in header.items()]
+        raise SafetensorsError("__metadata__", _place(raw, "__metadata__"), "not an object of strings")
+    found = [_tensor(name, row, raw, base, size) for name, row in header.items()]
     found.sort(key=lambda tensor: (tensor.start, tensor.end))
     at = base
     for tensor in found:
         if tensor.start != at:
             what = "overlaps another" if tensor.start < at else "follows a gap"
-            raise SafetensorsError(f"tensor {tensor.name[:80]!r} {what}")
+            raise SafetensorsError(f"tensor {tensor.name[:80]!r}", tensor.start, what)
         at = tensor.end
     if at != size:
-        raise SafetensorsError(f"{size - at} bytes belong to no tensor")
+        raise SafetensorsError("data", at, f"{size - at} bytes belong to no tensor")
     return Header({tensor.name: tensor for tensor in found}, notes)
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise SafetensorsError("its header names something twice")
-    return found
+def _place(raw: bytes, name: str, *, last: bool = False) -> int:
+    """Where in the file the header has a name: its first place that looks so, or its last."""
+    import json
+
+    find = raw.rfind if last else raw.find
+    for ascii_only in (True, False):
+        at = find(json.dumps(name, ensure_ascii=ascii_only).encode("utf-8", "surrogatepass"))
+        if at >= 0:
+            return PREFIX + at
+    return PREFIX  # spelled in some way of its own
 
 
-def _tensor(name: str, row: Any, base: int, size: int) -> Tensor:
-    fault = SafetensorsError(f"tensor {name[:80]!r} does not fit")
+def _tensor(name: str, row: Any, raw: bytes, base: int, size: int) -> Tensor:
+    def fault(reason: str) -> SafetensorsError:
+        return SafetensorsError(f"tensor {name[:80]!r}", _place(raw, name), reason)
+
     if not isinstance(row, dict):
-        raise fault
+        raise fault("not an object")
     shape, offsets, kind = row.get("shape"), row.get("data_offsets"), row.get("dtype")
-    if type(kind) is not str or kind not in BITS or not _counts(shape) or not _counts(offsets):
-        raise fault
-    if len(offsets) != 2:
-        raise fault
+    if type(kind) is not str or kind not in BITS:
+        raise fault(f"dtype {str(kind)[:40]!r} is not known")
+    if not _counts(shape):
+        raise fault(f"shape {str(shape)[:80]} is no list of sizes")
+    if not _counts(offsets) or len(offsets) != 2:
+        raise fault(f"data_offsets {str(offsets)[:80]} are not two numbers")
     elements = 1
     for extent in shape:
         elements *= extent
         if elements > _ELEMENTS_MAX:
-            raise fault
+            raise fault(f"impossible shape {str(shape)[:80]}")
     start, end = offsets
-    if not start <= end <= size - base or (end - start) * 8 != elements * BITS[kind]:
-        raise fault
+    if not start <= end <= size - base:
+        raise fault(f"data_offsets {offsets} do not lie in the {size - base} bytes of data")
+    if (end - start) * 8 != elements * BITS[kind]:
+        raise fault(f"{end - start} bytes where {elements} numbers of {kind} are expected")
     return Tensor(name, kind, tuple(shape), elements, base + start, base + end)
 
 

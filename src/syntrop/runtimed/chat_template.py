@@ -142,7 +142,6 @@ class ChatTemplate:
 
     def _prepared(self) -> tuple[Template, Budget, Forms]:
         if self._compiled is None:
-            from jinja2 import TemplateError as JinjaError
             from jinja2 import meta
 
             from syntrop.runtimed.template_forms import Forms
@@ -155,7 +154,9 @@ class ChatTemplate:
                 if "functions" in self._source:
                     names = meta.find_undeclared_variables(maker.parse(self._source))
                     self._takes_functions = "functions" in names and "tools" not in names
-            except (JinjaError, RecursionError, SyntaxError, MemoryError) as error:
+            except TemplateError:
+                raise
+            except Exception as error:  # the parser lets some of Python's own through
                 raise TemplateError(f"the chat template cannot be read: {error}") from None
             self._compiled = template, budget, Forms(self._probe)
         return self._compiled
@@ -182,9 +183,7 @@ class ChatTemplate:
             raise
         except JinjaError as error:
             raise TemplateError(f"the chat template refuses the conversation: {error}") from None
-        except (
-            ArithmeticError, AttributeError, LookupError, MemoryError, RecursionError, TypeError, ValueError,
-        ) as error:  # fmt: skip
+        except Exception as error:
             # What the expressions of a template raise of themselves: it does not fit the conversation.
             reason = f"{type(error).__name__}: {error}"
             raise TemplateError(f"the chat template fails on the conversation: {reason}") from None

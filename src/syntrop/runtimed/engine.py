@@ -6,9 +6,10 @@ The loop submits a generation and reads its text; the thread does the rest. Each
 1. drops what was cancelled, wherever it stood, and gives its cache back;
 2. decides who runs (schedule.py);
 3. makes one step for each model that has work: the next token of every generation that is past its prompt, and
-   with them at most `chunk` prompt tokens, shared evenly among those that still read theirs, tier by tier.
+   with them at most `chunk` prompt tokens, shared evenly among those that still read theirs, tier by tier. Where
+   several models have prompts to read, they take turns.
 
-So a long prompt holds the others up by one chunk a token at most, and whoever hangs up is gone within one step.
+So long prompts hold the others up by one chunk a token at most, and whoever hangs up is gone within one step.
 Text goes to the loop as it comes; when the loop is slower, it finds several pieces joined.
 
 Memory is taken block by block. Where the budget has none left, the generation with the least claim to its cache
@@ -24,7 +25,7 @@ from typing import TYPE_CHECKING
 
 from syntrop.common import journal, loop
 from syntrop.runtimed.generation import Generation, GenerationError, OutOfMemory, Result, Tier
-from syntrop.runtimed.model.errors import ModelError
+from syntrop.runtimed.model.errors import ModelError, OverBudget
 from syntrop.runtimed.sampler import NoToken
 from syntrop.runtimed.schedule import Schedule
 
@@ -57,6 +58,7 @@ class Engine:
         self._schedule = Schedule(max_slots, max_queue)
         self._closing = False
         self._wanted_back = self._given_back = 0
+        self._turns = 0
         self._ended = allocate_lock()
         self._ended.acquire()
         start_new_thread(any, (self._thread(),))
@@ -180,8 +182,7 @@ class Engine:
     def _run(self) -> None:
         try:
             while (running := self._next()) is not None:
-                for model in {id(one.model): one.model for one in running}.values():
-                    self._step(model, [one for one in running if one.model is model])
+                self._turn(running)
         except MemoryError:
             raise
         except BaseException as error:
@@ -231,15 +232,36 @@ class Engine:
             if self._schedule.running:
                 return sorted(self._schedule.running, key=lambda one: one.rank)
 
-    def _step(self, model: Model, generations: list[Generation]) -> None:
-        """One step of a model over its generations, the first in rank first."""
+    def _turn(self, running: list[Generation]) -> None:
+        """A step of each model. One of them reads prompts, and goes first: so no stream waits for more than that
+        between two of its tokens."""
+        models = list({id(one.model): one.model for one in running}.values())
+        readers = [one for one in running if one.unread > 1]
+        most = max((one.tier for one in readers), default=None)
+        reading = [model for model in models if any(one.model is model and one.tier == most for one in readers)]
+        self._turns += 1
+        reader = reading[self._turns % len(reading)] if reading else None
+        for model in sorted(models, key=lambda one: one is not reader):
+            generations = [one for one in running if one.model is model]
+            try:
+                self._step(model, generations, self._chunk if model is reader else 0)
+            except MemoryError:
+                raise
+            except Exception as error:
+                # A fault of ours: those who met it must not wait for ever, and the others go on.
+                journal.exception("A step failed", error)
+                for one in generations:
+                    self._drop(one, GenerationError("the step failed; the log has the detail"))
+
+    def _step(self, model: Model, generations: list[Generation], room: int) -> None:
+        """One step of a model over its generations, the first in rank first, with `room` tokens of prompts."""
         for one in generations:
             if one.cache is None and one in self._schedule.running:
                 try:
                     one.start()
                 except (ModelError, MemoryError) as error:
                     self._drop(one, GenerationError(f"no memory for another generation: {error}"))
-        batch = self._batch(model, [one for one in generations if one.cache is not None])
+        batch = self._batch(model, [one for one in generations if one.cache is not None], room)
         if not batch:
             return
         try:
@@ -263,12 +285,12 @@ class Engine:
             else:
                 self._digest(one, rows[0])
 
-    def _batch(self, model: Model, generations: list[Generation]) -> list[tuple[Generation, Any]]:
+    def _batch(self, model: Model, generations: list[Generation], room: int) -> list[tuple[Generation, Any]]:
         from syntrop.runtimed.model.llama import MAX_BATCH, MAX_LOGITS, Piece
 
         # A model makes room for no more tokens a step than its context has.
         most = min(MAX_BATCH, model.context)
-        takes = self._takes(generations, most)
+        takes = self._takes(generations, most, room)
         batch: list[tuple[Generation, Any]] = []
         rows = 0
         for one in generations:
@@ -284,10 +306,10 @@ class Engine:
             most -= take
         return batch
 
-    def _takes(self, generations: list[Generation], most: int) -> dict[int, int]:
-        """Tokens that each reads in the next step."""
+    def _takes(self, generations: list[Generation], most: int, room: int) -> dict[int, int]:
+        """Tokens that each reads in the next step, `room` of them of prompts."""
         takes = {id(one): 1 for one in generations if one.unread == 1}
-        room = min(self._chunk, most - len(takes))
+        room = min(room, most - len(takes))
         for tier in sorted(Tier, reverse=True):
             # The shortest first: what it does not need of its even share goes to the others.
             reading = sorted(
@@ -303,8 +325,6 @@ class Engine:
 
     def _reserve(self, one: Generation, count: int) -> bool:
         """Memory for so many tokens more, taken from those with less of a claim. False: not now, or never."""
-        from syntrop.runtimed.model.kv import OverBudget
-
         while one.cache is not None:
             try:
                 one.cache.reserve(one.cache.length + count)
@@ -336,6 +356,10 @@ class Engine:
                 return
         except (NoToken, MemoryError) as error:
             self._drop(one, GenerationError(str(error) or "out of memory"))
+            return
+        except Exception as error:
+            journal.exception("A generation failed", error)
+            self._drop(one, GenerationError("the generation failed; the log has the detail"))
             return
         self._leave(one)
         one.conclude()

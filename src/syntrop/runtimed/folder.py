@@ -186,6 +186,10 @@ class Weights:
         from syntrop.runtimed._kernels import ffi, lib
 
         self.close()
+        for path in parts:
+            handle, size = self._files[path]
+            if (there := os.fstat(handle).st_size) < size:  # to read behind the end would be a fault
+                raise BrokenModel(path, f"{there} bytes where {size} are expected")
         starts, total = ffi.new("size_t[]", len(parts) + 1), ffi.new("size_t *")
         handles = ffi.new("int32_t[]", [self._files[path][0] for path in parts])
         sizes = ffi.new("size_t[]", [self._files[path][1] for path in parts])

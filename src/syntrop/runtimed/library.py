@@ -130,13 +130,20 @@ class Library:
         while self.used_bytes > size and (idle := self._idle()) is not None:
             await self.unload(idle)
 
-    def set_threads(self, threads: int) -> None:
-        """From the next step on, for all models."""
+    async def set_threads(self, threads: int) -> None:
+        """From the next step on, for all models, those too that are being loaded."""
+        self._threads = threads
+        for model in self.loaded():
+            await self._follow_threads(model)
+
+    async def _follow_threads(self, model: Loaded) -> None:
         from syntrop.runtimed.processors import cores
 
-        self._threads = threads
-        for model in self._loaded.values():
-            model.model.set_threads(threads or cores())
+        try:
+            # The step that is running is waited for.
+            await loop.thread(model.model.set_threads, self._threads or cores())
+        except (ValueError, MemoryError) as error:
+            journal.warning(f"{model.name} keeps the threads that it has: {error}")
 
     def find(self, name: str) -> Loaded | None:
         """The loaded model that a name is known to mean."""
@@ -208,7 +215,9 @@ class Library:
         It goes on when the caller leaves. Raises NoSuchModel, CannotLoad, NoRoom and NoAdapter.
         """
         model.users += 1
-        return await loop.spawn(self._attach(model, name), f"attach {name}")
+        task = loop.spawn(self._attach(model, name), f"attach {name}")
+        task.when_done(_told)
+        return await task
 
     def detach(self, model: Loaded) -> None:
         """Have calls go without an adapter from now on."""
@@ -268,8 +277,9 @@ class Library:
     async def _once(tasks: dict[str, loop.Task[Loaded]], key: str, load: Coroutine[Any, Any, Loaded]) -> Loaded:
         """One task for all who ask for the same; it goes on when they leave."""
 
-        def ended(_task: object) -> None:
+        def ended(task: loop.Future[Loaded]) -> None:
             tasks.pop(key, None)
+            _told(task)
 
         task = tasks.get(key)
         if task is None:
@@ -329,6 +339,8 @@ class Library:
             raise
         await self._account(model, size)
         self._loaded[digest] = model
+        if threads != (self._threads or cores()):
+            await self._follow_threads(model)
         journal.info(
             f"Loaded {identifier}: {model.model.memory_bytes} bytes, {model.model.level}, "
             f"{threads} threads, in {monotonic() - started:.3f} s"
@@ -351,7 +363,7 @@ class Library:
 
     async def _make_room(self, name: str, size: int, *, place: bool = True) -> None:
         """Room for so many bytes, which are leased and taken, and (place) for one more model. Raises NoRoom."""
-        from syntrop.runtimed.model.kv import OverBudget
+        from syntrop.runtimed.model.errors import OverBudget
 
         while True:
             # Those that are being loaded besides this one count too.
@@ -359,7 +371,7 @@ class Library:
             if there < self._models_max or not place:
                 try:
                     if self.budget.held + size > self.budget.ceiling:
-                        raise OverBudget(size, self.budget)
+                        raise OverBudget(size, self.budget.held, self.budget.limit)
                     await self.leases.cover(size)
                     self.budget.take_weights(size)
                     return
@@ -464,6 +476,16 @@ class Library:
         finally:
             if client is not None:
                 client.close()
+
+
+def _told(task: loop.Future[Any]) -> None:
+    """A refusal goes to those who wait for the task; where all have left, it is no fault of ours to be logged."""
+    try:
+        task.result()
+    except (NoSuchModel, CannotLoad, NoRoom, NoAdapter, MemoryError, loop.TaskCancelled):
+        pass
+    except Exception as error:
+        journal.exception("A model could not be loaded", error)
 
 
 def _warm() -> None:

@@ -170,7 +170,9 @@ def load_adapter(fd: int, size: int, name: str, model: LlamaModel) -> Adapter:
     """Attach the LoRA adapter in the GGUF file behind `fd`, which is closed. Raises LoadError and NoMemory."""
     with _mapped(fd, size, name) as mapping:
         try:
-            return model.attach(gguf.parse(mapping), mapping)
+            header = gguf.parse(mapping)
+            with _Located(header):
+                return model.attach(header, mapping)
         except NoMemory:
             raise
         except (gguf.GGUFError, ModelError) as error:
@@ -212,7 +214,22 @@ def load_folder(
 def _load(mapping: mmap.mmap, name: str, digest: str, how: How) -> Loaded:
     header = gguf.parse(mapping, pack=vocabulary.pack)
     words = _Words(lambda: (tokenizers.load(header.metadata), header.metadata.get("tokenizer.chat_template")))
-    return _finish(header, mapping, words, name, digest, how)
+    with _Located(header):
+        return _finish(header, mapping, words, name, digest, how)
+
+
+class _Located:
+    """A context in which errors of a model tell where in its file they are."""
+
+    def __init__(self, header: gguf.GGUF) -> None:
+        self._places = header.places
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _kind: object, error: object, _trace: object) -> None:
+        if isinstance(error, ModelError):
+            error.locate(self._places)
 
 
 def _finish(

@@ -20,6 +20,7 @@ INTERFACE = "io.syntrop.Runtime1."
 _ROLES = ("system", "user", "assistant", "tool")
 _STOPS_MAX = 64
 _STOP_LENGTH_MAX = 4096
+_DEPTH_MAX = 128  # objects in objects: templates and what goes through them recurse
 _LOGPROBS_MAX = 20
 _CANDIDATES_MAX = 256
 _POOLINGS = ("mean", "cls", "last")
@@ -132,7 +133,19 @@ def _object(text: str, parameter: str) -> dict[str, Any]:
         raise invalid(parameter, f"no JSON: {error}") from None
     if not isinstance(value, dict):
         raise invalid(parameter, "no JSON object")
+    if _is_deep(value):
+        raise invalid(parameter, f"nested deeper than {_DEPTH_MAX}")
     return value
+
+
+def _is_deep(value: Any) -> bool:
+    level = [value]
+    for _ in range(_DEPTH_MAX + 1):
+        inner = [one.values() if isinstance(one, dict) else one for one in level if isinstance(one, dict | list)]
+        if not inner:
+            return False
+        level = [item for items in inner for item in items]
+    return True
 
 
 def stops(stop: list[str] | None) -> tuple[str, ...]:

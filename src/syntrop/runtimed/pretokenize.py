@@ -207,11 +207,11 @@ def _last_spaces(text: str, _proxy: str, spans: Iterable[Span]) -> Iterable[Span
 def _threes(runs: re.Pattern[str], *, anywhere: bool) -> Rule:
     """Groups of three from the right; not `anywhere`: only in runs at the end of a word."""
 
-    def cut(_text: str, proxy: str, spans: Iterable[Span]) -> Iterable[Span]:
+    def cut(text: str, proxy: str, spans: Iterable[Span]) -> Iterable[Span]:
         for start, end in spans:
             for match in runs.finditer(proxy, start, end):
                 first, last = match.span()
-                if not anywhere and last < end and _in_word(proxy[last]):
+                if not anywhere and last < end and _in_word(text[last]):
                     continue
                 if first > start:
                     yield start, first
@@ -240,5 +240,9 @@ def _before_threes(_text: str, proxy: str, spans: Iterable[Span]) -> Iterable[Sp
             yield start, end
 
 
-def _in_word(stand_in: str) -> bool:
-    return stand_in in (_MARK, _LETTER, _LONG_S, "_") or stand_in.isalnum()
+def _in_word(char: str) -> bool:
+    r"""Whether Oniguruma's `\w` has it, which made these vocabularies."""
+    from unicodedata import category
+
+    kind = category(char)
+    return kind[0] in "LM" or kind in ("Nd", "Nl", "Pc") or char in "²³¹¼½¾" or "\u24b6" <= char <= "\u24e9"

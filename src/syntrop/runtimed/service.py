@@ -62,7 +62,8 @@ class Runtime1:
         from syntrop.common.settings import resolve
         from syntrop.runtimed.settings import TABLE
 
-        self._library.set_threads(resolve("runtimed", TABLE, sys.argv[1:]).threads)
+        threads = resolve("runtimed", TABLE, sys.argv[1:]).threads
+        loop.spawn(self._library.set_threads(threads), "set threads")
 
     def yield_batch(self) -> None:
         """The host needs its resources: Batch work stands still for a while, and memory is given back."""
@@ -236,6 +237,8 @@ class Runtime1:
             raise invalid(error.parameter, str(error)) from None
         except (TemplateError, TokenizerError) as error:
             raise invalid(given, str(error)) from None
+        except RecursionError:  # the arguments of a call, read as an object
+            raise invalid(given, "nested too deeply") from None
         if not tokens:
             raise invalid(given, "no tokens")
         return tokens, thinking
@@ -292,7 +295,7 @@ class Runtime1:
         temperature: float,
     ) -> dict[str, Any]:
         from syntrop.runtimed import decide
-        from syntrop.runtimed.engine import GenerationError
+        from syntrop.runtimed.engine import GenerationError, OutOfMemory
         from syntrop.runtimed.scoring import Scoring
 
         context = loaded.model.context
@@ -315,6 +318,8 @@ class Runtime1:
             with scoring:
                 while await scoring.next() is not None:
                     pass
+        except OutOfMemory as error:
+            raise overloaded(str(error)) from None
         except GenerationError as error:
             raise self._failed(str(error)) from None
         return decide.decision(candidates, paths, scoring.totals, temperature)
@@ -350,13 +355,13 @@ class Runtime1:
         self, loaded: Loaded, texts: list[list[int]], pooling: str | None, adapter: Adapter | None
     ) -> list[list[float]]:
         from syntrop.runtimed.embedding import Crowded, Embedder
-        from syntrop.runtimed.model.errors import ModelError
+        from syntrop.runtimed.model.errors import ModelError, OverBudget
 
         if self._embedder is None:
             self._embedder = Embedder(self._settings.queue_max)
         try:
             vectors = await self._embedder.embed(loaded.model, texts, pooling, adapter)
-        except Crowded as error:
+        except (Crowded, OverBudget) as error:
             raise overloaded(str(error)) from None
         except ModelError as error:
             raise self._failed(str(error)) from None

@@ -2,10 +2,11 @@
 """The jinja2 environment in which chat templates run, and its bounds.
 
 jinja2's sandbox keeps templates from Python's internals, but not from looping for ever or from building a value
-that fills memory. Here each turn of a loop, call, filter and operator costs a step of a `Budget`, and whatever
-can make a value larger than its operands by more than a constant factor is checked before it is done, or is not
-offered. A list that holds itself twice doubles with each turn, and takes for ever to write or to compare although
-it takes no memory: so every value is weighed with all that is in it, as often as it is in it, when it is made.
+that fills memory. Here each turn of a loop, call, filter, test and operator costs a step of a `Budget`, and
+whatever can make a value larger than its operands by more than a constant factor is checked before it is done, or
+is not offered: of the methods of Python's own types only those that are named here are. A list that holds itself
+twice doubles with each turn, and takes for ever to write or to compare although it takes no memory: so every value
+is weighed with all that is in it, as often as it is in it, when it is made.
 Importing this module imports jinja2.
 
 What templates expect of their host, as the tools that write them give it: `trim_blocks`, `lstrip_blocks`, loop
@@ -27,8 +28,10 @@ from jinja2.exceptions import SecurityError
 from jinja2.exceptions import TemplateError as JinjaError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.filters import FILTERS, do_indent, do_round
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedEscapeFormatter, SandboxedFormatter
+from jinja2.tests import TESTS
 from jinja2.utils import Namespace
+from markupsafe import Markup
 
 from syntrop.runtimed.chat_template import TemplateLimit
 
@@ -48,9 +51,24 @@ MAX_GROWING = 1 << 12  # items of a list that a template appends to
 
 # Filters that build values as wide as an argument says, or that nothing in a conversation needs.
 _NO_FILTERS = ("batch", "center", "format", "pprint", "random", "slice", "urlize", "wordwrap", "xmlattr")
-_NO_STRING_METHODS = frozenset(("center", "expandtabs", "ljust", "rjust", "translate", "zfill"))
+# What can be called of values, by their type; of numbers, bytes and types nothing can.
+_METHODS: tuple[tuple[type, frozenset[str]], ...] = (
+    (str, frozenset(
+        ("capitalize", "casefold", "count", "endswith", "find", "format", "index", "isalnum", "isalpha", "isascii",
+         "isdecimal", "isdigit", "islower", "isnumeric", "isspace", "istitle", "isupper", "join", "lower",
+         "lstrip", "partition", "removeprefix", "removesuffix", "replace", "rfind", "rindex", "rpartition",
+         "rsplit", "rstrip", "split", "splitlines", "startswith", "strip", "swapcase", "title", "upper")
+    )),
+    (dict, frozenset(("copy", "get", "items", "keys", "values"))),
+    (list, frozenset(("append", "copy", "count", "index", "pop"))),
+    (tuple, frozenset(("count", "index"))),
+    (range, frozenset(("count", "index"))),
+)  # fmt: skip
 # A width of four digits, or one that is itself computed.
-_WIDE_FORMAT = re.compile(r"\d{4}|%[^a-zA-Z]*\*|\{[^{}]*\{")
+_WIDE_FORMAT = re.compile(r"\d{4}|%[^a-zA-Z%]*\*|\{[^{}:]*:[^{}]*\{")
+_ESCAPING_FORMAT = re.compile("%[^a-zA-Z%]*[ra]")
+_MAX_FIELD = 999  # characters, of a value that is no text
+_MAX_SEPARATORS = 16  # characters
 
 
 class Budget:
@@ -172,6 +190,52 @@ def _joinable(items: Iterable[Any], separator: str) -> list[Any]:
     return result
 
 
+def _check_percent(text: str, values: Any) -> None:
+    """Whether what `text % values` gives is within the bound, by the longest that it can be."""
+    times = 10 if _ESCAPING_FORMAT.search(text) else 1  # a character as \\U0001f600
+    fields = text.count("%")
+
+    def written(value: Any) -> int:
+        return times * len(value if isinstance(value, str) else str(value))
+
+    if isinstance(values, tuple):
+        size = sum(map(written, values))  # each has its place
+    else:
+        size = written(values)
+        if isinstance(values, dict):
+            size += fields * max(map(written, values.values()), default=0)
+    if len(text) + size + fields * _MAX_FIELD > MAX_SIZE:
+        raise TemplateLimit("the chat template builds a text that is too long")
+
+
+class _Metered(SandboxedFormatter):
+    """str.format that stops where its text becomes too long."""
+
+    _size = 0
+
+    def format_field(self, value: Any, format_spec: str) -> Any:
+        environment: Any = self._env
+        environment.budget.step()
+        result = super().format_field(value, format_spec)
+        self._size += len(result)
+        if self._size > MAX_SIZE:
+            raise TemplateLimit("the chat template builds a text that is too long")
+        return result
+
+
+class _MeteredEscape(_Metered, SandboxedEscapeFormatter):
+    pass
+
+
+def _is_offered(function: Any) -> bool:
+    """Whether a template may call this: what is not a method of a value is its own, ours or jinja2's."""
+    owner = getattr(function, "__self__", None)
+    if owner is None or type(owner).__module__.startswith("jinja2."):
+        return True
+    name = getattr(function, "__name__", "")
+    return any(isinstance(owner, kind) and name in names for kind, names in _METHODS)
+
+
 class _Environment(ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset(ImmutableSandboxedEnvironment.default_binop_table)
     budget: Budget
@@ -180,11 +244,11 @@ class _Environment(ImmutableSandboxedEnvironment):
         self.budget.step()
         # What a macro is given it can pass on together, so it is weighed together.
         self.budget.checked([*args, *kwargs.values()])
+        name = getattr(function, "__name__", "")
+        if not _is_offered(function):
+            raise SecurityError(f"{name} is not available")
         owner = getattr(function, "__self__", None)
         if isinstance(owner, str):
-            name = getattr(function, "__name__", "")
-            if name in _NO_STRING_METHODS:
-                raise SecurityError(f"str.{name} is not available")
             if name == "replace" and len(args) >= 2 and all(isinstance(one, str) for one in args[:2]):
                 _check_replace(owner, args[0], args[1])
             elif name == "join" and len(args) == 1:
@@ -202,8 +266,10 @@ class _Environment(ImmutableSandboxedEnvironment):
         elif operator == "**":
             if isinstance(left, int | float) and isinstance(right, int | float) and abs(right) > 63:
                 raise TemplateLimit("the chat template computes a number beyond 64 bits")
-        elif operator == "%" and isinstance(left, str) and _WIDE_FORMAT.search(left):
-            raise SecurityError("a format as wide as that is not available")
+        elif operator == "%" and isinstance(left, str):
+            if _WIDE_FORMAT.search(left):
+                raise SecurityError("a format as wide as that is not available")
+            _check_percent(left, right)
         return self.budget.checked(super().call_binop(context, operator, left, right))
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
@@ -212,11 +278,20 @@ class _Environment(ImmutableSandboxedEnvironment):
         return super().is_safe_attribute(obj, attr, value)
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
-        text = getattr(value, "__self__", None)
-        wrapped = super().wrap_str_format(value)
-        if wrapped is not None and isinstance(text, str) and _WIDE_FORMAT.search(text):
+        if super().wrap_str_format(value) is None:
+            return None
+        text: str = value.__self__
+        if value.__name__ != "format":
+            raise SecurityError(f"str.{value.__name__} is not available")
+        if _WIDE_FORMAT.search(text):
             raise SecurityError("a format as wide as that is not available")
-        return wrapped
+
+        def run(*args: Any, **kwargs: Any) -> str:
+            if isinstance(text, Markup):
+                return Markup(_MeteredEscape(self, escape=text.escape).vformat(text, args, kwargs))
+            return _Metered(self).vformat(text, args, kwargs)
+
+        return run
 
     def _generate(self, source: nodes.Template, *args: Any, **kwargs: Any) -> str:
         # Loops, `~` and literals have no hook of their own, so they get a filter.
@@ -287,6 +362,8 @@ def _tojson(
 ) -> str:
     if indent is not None and not 0 <= indent <= 16:
         raise SecurityError("an indent as wide as that is not available")
+    if separators is not None and sum(map(len, separators)) > _MAX_SEPARATORS:
+        raise SecurityError("separators as long as that are not available")
     return json.dumps(
         value,
         ensure_ascii=ensure_ascii,
@@ -307,6 +384,8 @@ def _listed(value: object) -> list[Any]:
 def _indent(text: str, width: int | str = 4, first: bool = False, blank: bool = False) -> str:
     if (width if isinstance(width, int) else len(width)) > 64:
         raise SecurityError("an indent as wide as that is not available")
+    if len(text.splitlines()) > MAX_ITEMS:
+        raise TemplateLimit(f"the chat template indents more than {MAX_ITEMS} lines")
     return do_indent(text, width, first, blank)
 
 
@@ -370,6 +449,9 @@ def environment(budget: Budget) -> ImmutableSandboxedEnvironment:
     offered |= {"sized": _same, "growing": _Growing}
     result.filters = {name: metered(one) for name, one in offered.items()}
     result.filters["counted"] = counted
+    # `select` and its kin ask a test of every item.
+    tests: Any = TESTS
+    result.tests = {name: metered(one) for name, one in tests.items()}
     result.globals = {name: DEFAULT_NAMESPACE[name] for name in ("dict", "cycler", "joiner")}
     result.globals |= {
         "range": _range,

@@ -41,6 +41,8 @@ _NO_ENDS = (
 # Control tokens that a reader of the text needs: they tell thoughts and calls of tools from the answer.
 _SHOWN = frozenset(("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>"))
 
+_LONGEST_SPECIAL = 256  # characters; at each place of a text all lengths that there are may be tried
+
 # The noncharacters, one of which marks text that must not be read as a special token.
 _BLANKS = re.compile(r"\s+")
 _MARKS = tuple(chr(code) for code in range(0xFDD0, 0xFDF0))
@@ -57,6 +59,10 @@ class _Specials:
         self.ids = ids
         lengths: dict[str, set[int]] = {}
         for text in ids:
+            if len(text) > _LONGEST_SPECIAL:
+                raise TokenizerError(
+                    f"a special token of {len(text)} characters; at most {_LONGEST_SPECIAL} are read"
+                )
             lengths.setdefault(text[0], set()).add(len(text))
         self._lengths = {first: sorted(sizes, reverse=True) for first, sizes in lengths.items()}
         self._starts = re.compile("[" + re.escape("".join(lengths)) + "]") if ids else None
@@ -97,8 +103,10 @@ class Tokenizer:
         self.bos = self._token(metadata, "bos")
         self.eos = self._token(metadata, "eos")
         self.unknown = self._token(metadata, "unknown")
-        self.add_bos = bool(metadata.get("tokenizer.ggml.add_bos_token", self.add_bos_default))
-        self.add_eos = bool(metadata.get("tokenizer.ggml.add_eos_token", self.add_eos_default))
+        if not self.texts.longest:
+            raise TokenizerError("tokenizer.ggml.tokens: every token is empty")
+        self.add_bos = flag(metadata, "tokenizer.ggml.add_bos_token", self.add_bos_default)
+        self.add_eos = flag(metadata, "tokenizer.ggml.add_eos_token", self.add_eos_default)
         # What goes before and after a text, as the vocabulary asks.
         self.prefix = [self.bos] if self.add_bos and self.bos is not None else []
         self.suffix = [self.eos] if self.add_eos and self.eos is not None else []
@@ -257,7 +265,7 @@ def load(metadata: dict[str, object]) -> Tokenizer:
     """The tokenizer that GGUF metadata describes. Raises TokenizerError."""
     from syntrop.runtimed.pretokenize import UnknownFamily
 
-    model = metadata.get("tokenizer.ggml.model")
+    model = text_of(metadata, "tokenizer.ggml.model", "")
     try:
         if model in ("gpt2", "gemma4"):
             from syntrop.runtimed import tokenizer_bpe
@@ -285,6 +293,22 @@ def load_json(tokenizer: bytes, config: bytes | None = None) -> Tokenizer:
     from syntrop.runtimed.tokenizer_json import load_json as load_it
 
     return load_it(tokenizer, config)
+
+
+def text_of(metadata: dict[str, object], key: str, default: str) -> str:
+    """A text out of metadata. Raises TokenizerError."""
+    value = metadata.get(key, default)
+    if not isinstance(value, str):
+        raise TokenizerError(f"{key} is no string")
+    return value
+
+
+def flag(metadata: dict[str, object], key: str, default: bool) -> bool:
+    """A boolean out of metadata, or a number that stands for one. Raises TokenizerError."""
+    value = metadata.get(key, default)
+    if not isinstance(value, bool | int):
+        raise TokenizerError(f"{key} is no boolean")
+    return bool(value)
 
 
 def strings(metadata: dict[str, object], key: str, separator: bytes = b"") -> Strings:

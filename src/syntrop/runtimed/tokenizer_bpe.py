@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from syntrop.runtimed import families, pretokenize
 from syntrop.runtimed._kernels import ffi, lib
-from syntrop.runtimed.tokenizer import BYTE, NORMAL, USER_DEFINED, Tokenizer, TokenizerError, strings
+from syntrop.runtimed.tokenizer import BYTE, NORMAL, USER_DEFINED, Tokenizer, TokenizerError, strings, text_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ class BytePairTokenizer(_Merging):
     """
 
     def __init__(self, metadata: dict[str, object], split: Splitter | None = None, *, whole: bool = False) -> None:
-        name = str(metadata.get("tokenizer.ggml.pre", "default"))
+        name = text_of(metadata, "tokenizer.ggml.pre", "default")
         self.add_bos_default = name in families.BEGINNING
         self.flags = lib.SY_BYTE_LEVEL | (lib.SY_WHOLE if whole or name in families.WHOLE else 0)
         super().__init__(metadata, split or pretokenize.splitter(name))
@@ -140,7 +140,7 @@ def load(metadata: dict[str, object]) -> Tokenizer:
     """Of whichever kind the metadata describe. Raises TokenizerError and UnknownFamily."""
     if metadata.get("tokenizer.ggml.model") == "gemma4":
         return CharacterPairTokenizer(metadata | {"tokenizer.ggml.add_bos_token": True})
-    if metadata.get("tokenizer.ggml.pre") in families.IN_CHARACTERS:
+    if text_of(metadata, "tokenizer.ggml.pre", "default") in families.IN_CHARACTERS:
         return CharacterPairTokenizer(metadata)
     return BytePairTokenizer(metadata)
 

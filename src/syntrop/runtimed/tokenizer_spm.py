@@ -7,7 +7,7 @@ Spaces are written as U+2581. Characters that are in no token fall back to one t
 from __future__ import annotations
 
 from syntrop.runtimed._kernels import ffi, lib
-from syntrop.runtimed.tokenizer import Tokenizer, floats
+from syntrop.runtimed.tokenizer import Tokenizer, flag, floats
 from syntrop.runtimed.tokenizer_bpe import SPACE, byte_tokens, character_piece, unpacked
 
 TYPE_CHECKING = False
@@ -26,7 +26,7 @@ class SentencePieceTokenizer(Tokenizer):
         self._score_array = floats(metadata, "tokenizer.ggml.scores", len(self))
         self._scores: Any = ffi.from_buffer("float[]", self._score_array)
         self._bytes = byte_tokens(self)
-        self._space_prefix = bool(metadata.get("tokenizer.ggml.add_space_prefix", True))
+        self._space_prefix = flag(metadata, "tokenizer.ggml.add_space_prefix", True)
         name = str(metadata.get("general.name", "")).lower()
         if "phi-3" in name or "phi3" in name:
             # Not told by the file: the markers of this vocabulary swallow the blanks after them.

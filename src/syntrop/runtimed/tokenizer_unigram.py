@@ -13,7 +13,7 @@ import re
 from array import array
 
 from syntrop.runtimed._kernels import ffi, lib
-from syntrop.runtimed.tokenizer import NORMAL, UNUSED, USER_DEFINED, Tokenizer, TokenizerError, floats
+from syntrop.runtimed.tokenizer import NORMAL, UNUSED, USER_DEFINED, Tokenizer, TokenizerError, flag, floats
 from syntrop.runtimed.tokenizer_bpe import SPACE, byte_tokens, character_piece, unpacked
 from syntrop.runtimed.tokenizer_wordpiece import words_of
 
@@ -140,8 +140,8 @@ class UnigramTokenizer(Tokenizer):
         self._score_array = scores
         self._scores: Any = ffi.from_buffer("float[]", scores)
         self._bytes: Any = byte_tokens(self) if byte_fallback else ffi.NULL
-        self._space_prefix = bool(metadata.get("tokenizer.ggml.add_space_prefix", True))
-        self._merge_spaces = bool(metadata.get("tokenizer.ggml.remove_extra_whitespaces", False))
+        self._space_prefix = flag(metadata, "tokenizer.ggml.add_space_prefix", True)
+        self._merge_spaces = flag(metadata, "tokenizer.ggml.remove_extra_whitespaces", False)
         blob = metadata.get("tokenizer.ggml.precompiled_charsmap")
         self._map = None if blob is None else CharacterMap(_blob(blob))
 
@@ -190,7 +190,8 @@ def _prefixed(text: str) -> str:
 def _blob(value: object) -> bytes:
     if isinstance(value, array) and value.itemsize == 1:
         return value.tobytes()
-    try:
-        return bytes(byte & 0xFF for byte in value) if isinstance(value, list) else bytes(value)  # type: ignore[call-overload]
-    except (TypeError, ValueError):
-        raise TokenizerError("the precompiled character map is no list of bytes") from None
+    if isinstance(value, bytes):
+        return value
+    if isinstance(value, list) and all(type(byte) is int for byte in value):
+        return bytes(byte & 0xFF for byte in value)
+    raise TokenizerError("the precompiled character map is no list of bytes")

@@ -8,7 +8,7 @@ then the longest continuing one, and so on; a word for which that fails is one u
 
 from __future__ import annotations
 
-from syntrop.runtimed.tokenizer import CONTROL, UNKNOWN, Tokenizer, TokenizerError
+from syntrop.runtimed.tokenizer import CONTROL, UNKNOWN, Tokenizer, TokenizerError, flag
 
 _CACHED_WORDS = 1 << 15
 _KEPT = 1 << 16
@@ -101,11 +101,11 @@ class WordPieceTokenizer(Tokenizer):
         if self.unknown is None:
             raise TokenizerError("a WordPiece vocabulary needs an unknown token")
         self._unknown = self.unknown
-        lowercase = bool(metadata.get("tokenizer.ggml.normalizer.lowercase", lowercase))
-        accents = metadata.get("tokenizer.ggml.normalizer.strip_accents", strip_accents)
+        lowercase = flag(metadata, "tokenizer.ggml.normalizer.lowercase", lowercase)
+        accents = lowercase if strip_accents is None else strip_accents
         self._normal = _Normal(
             lowercase=lowercase,
-            strip_accents=lowercase if accents is None else bool(accents),
+            strip_accents=flag(metadata, "tokenizer.ggml.normalizer.strip_accents", accents),
             clean=clean,
             ideographs=ideographs,
         )

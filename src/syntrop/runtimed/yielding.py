@@ -44,11 +44,12 @@ async def give_back(library: Library, engine: Engine | None, pause: float) -> No
             await library.leases.shrink(size)
         if engine is None or not engine.gives_back:
             break
-    freed = f"gave up {before - library.used_bytes} of {before} bytes in use"
+    # Other work may have taken more meanwhile.
+    freed = f"gave up {max(0, before - library.used_bytes)} of {before} bytes in use"
     if asked is None:
         journal.info(f"Batch work stands still for {pause:g} s; {freed}")
     else:
-        less = leased - library.leases.size
+        less = max(0, leased - library.leases.size)
         journal.notice(
             f"inferenced wants memory: {freed}, and {less} of {leased} bytes leased (asked to shrink to {asked})"
         )

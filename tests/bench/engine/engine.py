@@ -5,8 +5,8 @@ Every round starts fresh processes of each, in turn, so that whatever else the m
 one sequence: a prompt of 512 tokens, 128 tokens one by one. Of the daemon, beside a store that has the model (its
 file in the page cache): 8 streams together, start of the process to the first token, and what is resident after
 a short text. The limits are measured in the same run: how fast as much memory as the weights take is read (every
-weight is read once a token), and how many 8-bit multiplies the processor's best unit does (peak.c; ours does two
-for each weight and token, since its activations have 15 bits).
+weight is read once a token), and how many 8-bit multiplies the processor's best unit does (peak.c; ours does one
+and a half to two for each weight and token, since its activations have 10 to 12 bits).
 
 The peer's programs are named by variables; what is missing is said, and only ours is measured:
   LLAMA_BENCH, LLAMA_COMPLETION, LLAMA_SERVER   built natively

@@ -52,8 +52,31 @@ def test_a_whole_file() -> None:
     ],
 )
 def test_what_does_not_fit_is_refused(header: Any, size: int, reason: str) -> None:
-    with pytest.raises(SafetensorsError, match=reason):
-        safetensors.parse(build(header, bytes(size)))
+    whole = build(header, bytes(size))
+    with pytest.raises(SafetensorsError, match=reason) as caught:
+        safetensors.parse(whole)
+    assert caught.value.field and 0 <= caught.value.offset <= len(whole)
+
+
+def test_errors_tell_where() -> None:
+    def place(header: Any, size: int = 0) -> tuple[str, int, bytes]:
+        whole = build(header, bytes(size))
+        with pytest.raises(SafetensorsError) as caught:
+            safetensors.parse(whole)
+        return caught.value.field, caught.value.offset, whole
+
+    field, at, whole = place({"é": row("F32", [1], 0, 4), "b": row("F32", [2], 4, 8)}, 8)
+    assert (field, whole[at : at + 3]) == ("tensor 'b'", b'"b"')
+    field, at, whole = place({"é": row("F99", [1], 0, 4)}, 4)
+    assert (field, whole[at : at + 8]) == ("tensor 'é'", b'"\\u00e9"')
+    field, at, whole = place({"a": row("U8", [4], 0, 4), "b": row("U8", [4], 6, 10)}, 10)
+    assert (field, at) == ("tensor 'b'", len(whole) - 4)
+    field, at, whole = place('{"é": 1 2}'.encode())
+    assert (field, whole[at : at + 1]) == ("header", b"2")
+    field, at, whole = place(b'{"a": {}, "a": {}}')
+    assert (field, at) == ("header 'a'", 18)
+    with pytest.raises(SafetensorsError, match="header length at byte 0: truncated"):
+        safetensors.parse(b"abc")
 
 
 @given(st.binary(max_size=200))

@@ -102,6 +102,12 @@ def test_equals_a_plain_environment(smollm2_path: Path, qwen2_path: Path) -> Non
         ("{% macro f(x) %}<{{ x }}>{% endmacro %}{{ f('y') }}", "<y>"),
         ("  {% if true %}\nx\n  {% endif %}\ny", "x\ny"),
         ("{{ messages[0]['content'][1:3] }}{{ messages[-1].content }}", "elHello"),
+        (
+            "{{ '%s %r %(x' % ('a', 'b') if false else '%(k)s %%' % {'k': 'v'} }}{{ '%s' % {'k': 1} }}",
+            "v %{'k': 1}",
+        ),
+        ("{{ ('<i>{}</i>' | safe).format('<') }}{{ '{0.a}{0[a]}'.format({'a': 1}) }}", "<i>&lt;</i>11"),
+        ("{{ '{{}} {{{:>2}}}'.format(1) }}", "{} { 1}"),
     ],
 )
 def test_what_templates_use(source: str, expected: str) -> None:
@@ -149,6 +155,15 @@ def test_what_templates_use(source: str, expected: str) -> None:
         "{{ messages * 100000 | int }}{{ [messages * 1000] * 100000 }}",
         "{{ (['a' * 1000] * 100000) | join('b' * 1000) }}",
         "{{ [['a' * 100000] * 1000] | sum(start=[]) }}{{ (['a' * 100000] * 10000) | string }}",
+        # One operation that would fill memory, or take hours.
+        "{{ ('{0}' * 1000000).format('a' * 1000000) }}",
+        "{{ ('{0:999}' * 1000000).format(1) }}",
+        "{{ ('%(a)s' * 1000000) % {'a': 'x' * 1000000} }}",
+        "{{ ('%(a)r' * 100) % {'a': '\U0001f600' * 100000} }}",
+        "{{ ('%(a)999d' * 100000) % {'a': 1} }}",
+        "{{ ('%' * 8000000) % () }}",
+        "{{ ('\n' * 8000000) | indent(64, true, true) }}",
+        "{{ range(131072) | map('string') | select('in', 'a' * 16000000) | list }}",
     ],
 )
 def test_a_template_that_runs_away_is_stopped(source: str) -> None:
@@ -181,6 +196,15 @@ def test_a_template_that_runs_away_is_stopped(source: str) -> None:
         "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
         "{{ 1.5 | round(1000000000, 'ceil') }}",
         "{{ strftime_now('%Y' * 1000000) }}",
+        "{{ ('é' * 8000000).encode('punycode') }}",
+        "{{ (5).to_bytes(3000000000, 'big') }}",
+        "{{ {}.fromkeys('ab') }}",
+        "{{ dict.fromkeys('ab') }}",
+        "{{ '{a}'.format_map({'a': 1}) }}",
+        "{{ ('&amp;' | safe).unescape() }}",
+        "{{ [1] | tojson(separators=('a' * 1000000, ':')) }}",
+        "{{ ('a' * 100) | truncate(10, true, 'x' * 100) }}",
+        "{{ " + "9" * 5000 + " }}",
         "{% set l = [1] %}{{ l.append(2) }}",
         "{% set l = [] %}{{ l.append(l) }}",
         "{% set l = [] %}{{ l.append([]) }}",

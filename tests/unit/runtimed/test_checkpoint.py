@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -294,6 +295,11 @@ def test_folders_that_are_not_whole(tmp_path: Path) -> None:
     assert "00002" in str(broken(tmp_path))
     second.write_bytes(data[:-1])
     assert isinstance(broken(tmp_path), SafetensorsError)
+    second.write_bytes(data)
+    with checkpoints.opened(tmp_path) as files:
+        os.truncate(second, 0)  # after the store has told its size
+        with pytest.raises(BrokenModel, match=f"00002.*: 0 bytes where {len(data)} are expected"):
+            folder.Weights(files)
     second.write_bytes((tmp_path / "model-00001-of-00002.safetensors").read_bytes())
     assert "two files" in str(broken(tmp_path))
     second.write_bytes(data)

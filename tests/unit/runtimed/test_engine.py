@@ -275,6 +275,42 @@ def test_two_models_take_turns() -> None:
     run(body)
 
 
+def test_long_prompts_of_several_models_stall_a_stream_one_chunk_together() -> None:
+    steps: list[tuple[int, list[int]]] = []  # of all models, in their order
+
+    class Noted(FakeModel):
+        def step(self, batch: Any) -> list[Any]:
+            rows = super().step(batch)
+            steps.append((models.index(self), self.steps[-1]))
+            return rows
+
+    models: list[FakeModel] = [Noted(script("x" * 200)) for _ in range(3)]
+
+    async def body(engine: Engine) -> None:
+        models[0].gate = threading.Semaphore(1)
+        with engine.submit(Runnable(models[0]), PROMPT, Sampling(), max_tokens=200) as stream:
+            await stream.next()
+            long = [*[1] * 199, 0]
+            others = [engine.submit(Runnable(model), long, Sampling(), max_tokens=1) for model in models[1:]]
+            others.append(engine.submit(Runnable(models[0]), long, Sampling(), max_tokens=1))
+            models[0].gate.release(1000)
+            for one in (stream, *others):
+                await read(one)
+
+    run(body, chunk=10)
+    between = 0
+    read_by = [0, 0, 0]
+    for model, step in steps[1:]:
+        between += sum(step)
+        if model == 0:  # the stream, whose token is the first of the step, and perhaps a piece of a prompt
+            assert between <= 1 + 10
+            between = 0
+        read_by[model] += sum(step[model == 0 :])
+        # No prompt waits for another.
+        assert max(read_by) - min(read_by) <= 20 or max(read_by) >= 200
+    assert read_by == [200, 200, 200]
+
+
 def test_a_full_queue_refuses_with_numbers() -> None:
     async def body(engine: Engine) -> None:
         model = FakeModel(script("x" * 50))
@@ -346,10 +382,34 @@ def test_a_refused_step_fails_only_who_cannot_go_on() -> None:
     run(body)
 
 
-def test_a_fault_of_ours_fails_everything_and_lets_nothing_in(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_fault_of_ours_fails_those_who_met_it(capfd: pytest.CaptureFixture[str]) -> None:
+    async def body(engine: Engine) -> None:
+        bad, good = FakeModel(script("xyz")), FakeModel(script("x" * 300))
+        bad.refuse = lambda _sequences: KeyError("bug")
+        stream = engine.submit(Runnable(good), PROMPT, Sampling(), max_tokens=300)
+        generation = engine.submit(Runnable(bad), PROMPT, Sampling(), max_tokens=3)
+        with pytest.raises(GenerationError, match="the step failed"):
+            await read(generation)
+        assert (await read(stream))[1].completion_tokens == 300
+        # One that cannot take its token leaves the others of its batch alone.
+        first, second = (engine.submit(Runnable(good), PROMPT, Sampling(), max_tokens=9) for _ in range(2))
+        first.advance = lambda _row: 1 // 0  # type: ignore[method-assign]
+        with pytest.raises(GenerationError, match="the generation failed"):
+            await read(first)
+        assert (await read(second))[1].text == "x" * 9
+        assert all(one.closed for model in (bad, good) for one in model.sequences)
+
+    run(body)
+    log = capfd.readouterr().err
+    assert "KeyError" in log and "ZeroDivisionError" in log
+
+
+def test_a_fault_between_steps_fails_everything_and_lets_nothing_in(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def body(engine: Engine) -> None:
         model = FakeModel(script("xyz"))
-        model.refuse = lambda _sequences: KeyError("bug")
+        monkeypatch.setattr(engine, "_turn", lambda running: running[99])
         generation = engine.submit(Runnable(model), PROMPT, Sampling(), max_tokens=3)
         with pytest.raises(GenerationError, match="the engine failed"):
             await read(generation)
@@ -357,7 +417,7 @@ def test_a_fault_of_ours_fails_everything_and_lets_nothing_in(capfd: pytest.Capt
             engine.submit(Runnable(model), PROMPT, Sampling(), max_tokens=3)
 
     run(body)
-    assert "KeyError" in capfd.readouterr().err
+    assert "IndexError" in capfd.readouterr().err
 
 
 def test_memory_that_ran_out_between_steps_fails_what_runs_and_no_more() -> None:

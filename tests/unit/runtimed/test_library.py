@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import socket
 import tempfile
+import threading
 from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from syntrop.common.varlink.server import Call, Identity, Server
 from syntrop.runtimed import library as libraries
 from syntrop.runtimed.library import MODEL, CannotLoad, Library, NoRoom, NoSuchModel
 from syntrop.runtimed.loading import How, Loaded, LoadError
+from syntrop.runtimed.model.errors import ModelError
 from syntrop.runtimed.processors import cores
 
 
@@ -262,6 +264,33 @@ def test_a_broken_model_takes_nothing(root: Path, loads: list[str]) -> None:
     run(root, body)
 
 
+def test_a_refusal_that_nobody_waits_for_is_no_fault(
+    root: Path, loads: list[str], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    loading, go_on = threading.Event(), threading.Event()
+    load = libraries._load
+
+    def slowly(*what: Any) -> Loaded:
+        loading.set()
+        assert go_on.wait(60)
+        return load(*what)
+
+    monkeypatch.setattr(libraries, "_load", slowly)
+
+    async def body(library: Library, store: Store, busy: Busy) -> None:
+        store.names["bad:1"] = "sha256:bad"
+        impatient = loop.spawn(library.get("bad:1"))
+        while not loading.is_set():
+            await loop.sleep(0.001)
+        await loop.stop(impatient)
+        go_on.set()
+        while library._loading or library._resolving:
+            await loop.sleep(0.001)
+
+    run(root, body)
+    assert "Traceback" not in capfd.readouterr().err
+
+
 def test_a_model_that_goes_before_its_caller_runs_is_loaded_again(root: Path, loads: list[str]) -> None:
     async def body(library: Library, store: Store, busy: Busy) -> None:
         async def evict() -> None:
@@ -280,10 +309,60 @@ def test_a_model_that_goes_before_its_caller_runs_is_loaded_again(root: Path, lo
 def test_threads_change_while_models_are_loaded(root: Path, loads: list[str]) -> None:
     async def body(library: Library, store: Store, busy: Busy) -> None:
         model = await library.get("a")
-        library.set_threads(3)
+        await library.set_threads(3)
         assert model.model.threads == 3
-        library.set_threads(0)
+        await library.set_threads(0)
         assert model.model.threads == cores()
+
+    run(root, body)
+
+
+def test_a_step_that_runs_holds_up_the_threads_and_not_the_loop(root: Path, loads: list[str]) -> None:
+    """A model takes new threads between two steps; whoever has none follows, and the others all the same."""
+    step = threading.Lock()
+
+    async def body(library: Library, store: Store, busy: Busy) -> None:
+        model, other = await library.get("a"), await library.get("b:1")
+
+        def busy_with_a_step(threads: int) -> None:
+            with step:
+                model.model.threads = threads
+                raise ModelError("threads", "there are none")
+
+        model.model.set_threads = busy_with_a_step
+        with step:
+            changing = loop.spawn(library.set_threads(3))
+            for _ in range(20):
+                await loop.sleep(0.001)
+            assert not changing.done
+        await changing
+        assert (model.model.threads, other.model.threads) == (3, 3)
+
+    run(root, body, models_max=2)
+
+
+def test_a_model_that_is_being_loaded_has_the_new_threads_too(
+    root: Path, loads: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loading, go_on = threading.Event(), threading.Event()
+    load = libraries._load
+
+    def slowly(*what: Any) -> Loaded:
+        loading.set()
+        assert go_on.wait(60)
+        return load(*what)
+
+    monkeypatch.setattr(libraries, "_load", slowly)
+
+    async def body(library: Library, store: Store, busy: Busy) -> None:
+        getting = loop.spawn(library.get("a"))
+        while not loading.is_set():
+            await loop.sleep(0.001)
+        await library.set_threads(7)
+        go_on.set()
+        model = await getting
+        while model.model.threads != 7:
+            await loop.sleep(0.001)
 
     run(root, body)
 

@@ -79,10 +79,12 @@ def test_types(level: str, type: str) -> None:
     close_to_twin(Tiny(type=tinymodel.TYPES[type]), level=level)
 
 
+@pytest.mark.parametrize("level", levels())
 @pytest.mark.parametrize("type", [F32, F16, BF16])
-def test_float_weights_need_no_blocks(type: int) -> None:
-    tiny = Tiny(type=type, heads=3, heads_kv=1, head_dim=10, n_embd=30, n_ff=41, vocab=102)
-    close_to_twin(tiny, tolerance=2e-5)
+@pytest.mark.parametrize(("embd", "ff"), [(30, 41), (10, 6), (83, 64)])
+def test_float_weights_need_no_blocks_at_any_level(level: str, type: int, embd: int, ff: int) -> None:
+    tiny = Tiny(type=type, heads=3, heads_kv=1, head_dim=10, n_embd=embd, n_ff=ff, vocab=102)
+    close_to_twin(tiny, tolerance=2e-5, level=level)
 
 
 @pytest.mark.parametrize("level", levels())

@@ -234,6 +234,30 @@ def test_the_space_prefix_comes_again_after_a_special_token() -> None:
         ({"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.tokens": []}, "0 tokens"),
         ({"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.tokens": ["a"]}, "merges"),
         ({"tokenizer.ggml.model": "llama", "tokenizer.ggml.tokens": ["a"]}, "scores"),
+        ({"tokenizer.ggml.model": "llama", "tokenizer.ggml.tokens": ["", ""]}, "every token is empty"),
+        ({"tokenizer.ggml.model": ["llama"]}, "tokenizer.ggml.model is no string"),
+        # A number would be as many bytes of zeros.
+        (
+            {
+                "tokenizer.ggml.model": "t5",
+                "tokenizer.ggml.tokens": ["a", "b", "c"],
+                "tokenizer.ggml.scores": [0.0] * 3,
+                "tokenizer.ggml.precompiled_charsmap": 1 << 40,
+            },
+            "no list of bytes",
+        ),
+        (
+            {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.tokens": ["a"], "tokenizer.ggml.pre": [1]},
+            "tokenizer.ggml.pre is no string",
+        ),
+        (
+            {
+                "tokenizer.ggml.model": "llama",
+                "tokenizer.ggml.tokens": ["<" * 257],
+                "tokenizer.ggml.token_type": [CONTROL],
+            },
+            "a special token of 257 characters",
+        ),
         (
             {"tokenizer.ggml.model": "llama", "tokenizer.ggml.tokens": ["a"], "tokenizer.ggml.bos_token_id": 9},
             "bos",

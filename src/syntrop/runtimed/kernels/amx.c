@@ -72,6 +72,7 @@ static void body_quantize(const float *x, int32_t n, sy_acts *a, int32_t t, int3
     const int alone = a->lanes == 1;
     const __m512 top_code = _mm512_set1_ps(ACT_TOP), bottom_code = _mm512_set1_ps(-ACT_TOP);
     const size_t tile = (size_t)(t / ROWS), lane = (size_t)(t % ROWS);
+    n -= n % QBLOCK; /* of other widths are float weights only, which read no codes: there is no room for them */
     for (int32_t first = 0; first < n; first += SEGMENT) {
         const int32_t last = n - first < SEGMENT ? n : first + SEGMENT;
         __m512 top = _mm512_setzero_ps();

@@ -53,4 +53,3 @@ ffi.set_source(
     extra_compile_args=COMPILE_ARGS,
     extra_link_args=["-pthread"],
 )
-

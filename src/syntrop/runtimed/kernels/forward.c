@@ -10,6 +10,7 @@
 #include <math.h>
 
 #include "model.h"
+#include "packed.h"
 
 #define FFN_TOKENS 256 /* tokens whose gate and up halves are held in scratch, at most: sy_ops.tokens */
 #define LOW_TOKENS 64 /* tokens of one piece of work for adapters */
@@ -37,6 +38,15 @@ static int32_t panel_chunk(const sy_walk *w, int32_t panels, int32_t tokens)
 {
     int32_t chunk = panels / (w->threads * 4);
     return tokens > GROUP || chunk < 1 ? 1 : chunk;
+}
+
+/* The codes of activations for the matrices that share them. */
+static int32_t fold_of(const sy_matrix *m, int count)
+{
+    for (int i = 0; i < count; i++)
+        if (sy_kind_of(m[i].type).width == 5)
+            return FOLD_FIVE;
+    return FOLD_FOUR;
 }
 
 static int is_float(const sy_matrix *m) { return m->type == SY_F32 || m->type == SY_F16 || m->type == SY_BF16; }
@@ -244,7 +254,7 @@ static int rotate_and_store(sy_walk *w, const step *s, int32_t index)
     return sy_stage_end(w, s->n);
 }
 
-static int attend(sy_walk *w, const step *s, int32_t index)
+static int attend(sy_walk *w, const step *s, sy_acts *to, int32_t index)
 {
     sy_model *m = s->m;
     int32_t dim = m->c.head_dim, group = m->c.n_head / m->c.n_head_kv;
@@ -272,13 +282,13 @@ static int attend(sy_walk *w, const step *s, int32_t index)
             .key = key,
             .value = value_offset(m, key),
             .scale = m->c.attn_scale,
-            .out = m->attended.f + (size_t)tl->token * m->attended.f_stride + (size_t)head * dim,
-            .out_stride = m->attended.f_stride,
+            .out = to->f + (size_t)tl->token * to->f_stride + (size_t)head * dim,
+            .out_stride = to->f_stride,
         };
         m->ops->attend(&a);
         if (whole)
             for (int32_t t = 0; t < tl->tokens; t++)
-                m->ops->quantize(a.out + (size_t)t * a.out_stride, count * dim, &m->attended, tl->token + t,
+                m->ops->quantize(a.out + (size_t)t * a.out_stride, count * dim, to, tl->token + t,
                                  head * dim / QBLOCK);
     }
     if (!sy_stage_end(w, units))
@@ -288,14 +298,13 @@ static int attend(sy_walk *w, const step *s, int32_t index)
     /* Columns with a common scale are of different pieces. */
     while (sy_claim(w, s->n, 4, &first, &last))
         for (int32_t t = first; t < last; t++)
-            m->ops->quantize(m->attended.f + (size_t)t * m->attended.f_stride, m->attended.blocks * QBLOCK,
-                             &m->attended, t, 0);
+            m->ops->quantize(to->f + (size_t)t * to->f_stride, to->blocks * QBLOCK, to, t, 0);
     return sy_stage_end(w, s->n);
 }
 
 /* Two panels of gate and of up give 32 columns of hidden activations: a whole block, quantised on the spot, but where
    more columns share a scale. */
-static int gate_up(sy_walk *w, const step *s, const rows *r, int32_t index)
+static int gate_up(sy_walk *w, const step *s, const rows *r, sy_acts *to, int32_t index)
 {
     sy_model *m = s->m;
     const layer *l = &m->layers[index];
@@ -307,38 +316,41 @@ static int gate_up(sy_walk *w, const step *s, const rows *r, int32_t index)
     const int32_t tokens = m->ops->tokens;
     float g[FFN_TOKENS * QBLOCK] __attribute__((aligned(64)));
     float u[FFN_TOKENS * QBLOCK] __attribute__((aligned(64)));
+    /* Few tokens: of a run of pairs all of gate, then all of up, so that memory is read in long runs. */
+    int32_t most = n < tokens ? FFN_TOKENS / n : 1;
     while (sy_claim(w, pairs, panel_chunk(w, pairs, n), &first, &last))
-        for (int32_t both = first; both < last; both++)
+        for (int32_t from = first; from < last; from += most) {
+            int32_t width = last - from < most ? last - from : most;
             for (int32_t t0 = 0; t0 < n; t0 += tokens) {
-                int32_t t1 = n - t0 < tokens ? n : t0 + tokens;
-                for (int half = 0; half < 2; half++) {
-                    int32_t p = both * 2 + half;
-                    if (p < gate->panels) {
-                        multiply(m, gate, p, r, t0, t1, g + half * PANEL, QBLOCK, 0, index, SY_FFN_GATE, 0);
-                        multiply(m, up, p, r, t0, t1, u + half * PANEL, QBLOCK, 0, index, SY_FFN_UP, 1);
-                    } else {
-                        for (int32_t t = 0; t < t1 - t0; t++) {
-                            memset(g + t * QBLOCK + PANEL, 0, PANEL * 4);
-                            memset(u + t * QBLOCK + PANEL, 0, PANEL * 4);
-                        }
+                int32_t t1 = n - t0 < tokens ? n : t0 + tokens, count = t1 - t0;
+                for (int which = 0; which < 2; which++)
+                    for (int32_t p = 0; p < 2 * width; p++) {
+                        float *to = (which ? u : g) + p / 2 * count * QBLOCK + p % 2 * PANEL;
+                        if (from * 2 + p < gate->panels)
+                            multiply(m, which ? up : gate, from * 2 + p, r, t0, t1, to, QBLOCK, 0, index,
+                                     SY_FFN_GATE + which, which);
+                        else
+                            for (int32_t t = 0; t < count; t++)
+                                memset(to + t * QBLOCK, 0, PANEL * 4);
                     }
-                }
-                for (int32_t t = t0; t < t1; t++) {
-                    float *h = g + (t - t0) * QBLOCK;
-                    activate(h, u + (t - t0) * QBLOCK, QBLOCK);
+                for (int32_t i = 0; i < width * count; i++) {
+                    int32_t t = t0 + i % count, both = from + i / count;
+                    float *h = g + i * QBLOCK;
+                    activate(h, u + i * QBLOCK, QBLOCK);
                     if (floats || later || r->n_runs)
-                        memcpy(m->hidden.f + (size_t)t * m->hidden.f_stride + both * QBLOCK, h, QBLOCK * 4);
+                        memcpy(to->f + (size_t)t * to->f_stride + both * QBLOCK, h, QBLOCK * 4);
                     if (!floats && !later)
-                        m->ops->quantize(h, QBLOCK, &m->hidden, t, both);
+                        m->ops->quantize(h, QBLOCK, to, t, both);
                 }
             }
+        }
     if (!sy_stage_end(w, pairs))
         return 0;
     if (!later)
         return 1;
     while (sy_claim(w, n, 4, &first, &last))
         for (int32_t t = first; t < last; t++)
-            m->ops->quantize(m->hidden.f + (size_t)t * m->hidden.f_stride, m->c.n_ff, &m->hidden, t, 0);
+            m->ops->quantize(to->f + (size_t)t * to->f_stride, m->c.n_ff, to, t, 0);
     return sy_stage_end(w, n);
 }
 
@@ -347,16 +359,24 @@ static int run_layer(sy_walk *w, const step *s, int32_t i)
     sy_model *m = s->m;
     const layer *l = &m->layers[i];
     int32_t n = s->n;
-    rows in = {&m->normed, m->runs, n, s->n_runs}, out = in, hidden = in;
-    out.acts = &m->attended;
-    hidden.acts = &m->hidden;
-    return normalize(w, s, &m->normed, l->vector[SY_ATTN_NORM], i ? l - 1 : NULL, SY_FFN_POST_NORM, NULL, n) &&
+    /* Each thread's own: the next layer's may be cut otherwise. */
+    sy_acts first = m->normed, attended = m->attended, second = m->normed, hidden = m->hidden;
+    first.fold = fold_of(&l->matrix[SY_ATTN_Q], 3);
+    attended.fold = fold_of(&l->matrix[SY_ATTN_O], 1);
+    second.fold = fold_of(&l->matrix[SY_FFN_GATE], 2);
+    const sy_matrix *last = &l->matrix[SY_FFN_DOWN]; /* elsewhere Q6_K has four multiplies, and finer codes */
+    hidden.fold = last->type == SY_Q6_K ? FOLD_SIX : fold_of(last, 1);
+    rows in = {&first, m->runs, n, s->n_runs}, out = in, ffn = in, down = in;
+    out.acts = &attended;
+    ffn.acts = &second;
+    down.acts = &hidden;
+    return normalize(w, s, &first, l->vector[SY_ATTN_NORM], i ? l - 1 : NULL, SY_FFN_POST_NORM, NULL, n) &&
            lower(w, &in, i, SY_ATTN_Q, 3) && project_qkv(w, &in, m, i) && rotate_and_store(w, s, i) &&
-           attend(w, s, i) && lower(w, &out, i, SY_ATTN_O, 1) &&
+           attend(w, s, &attended, i) && lower(w, &out, i, SY_ATTN_O, 1) &&
            end_block(w, s, &out, i, SY_ATTN_O, SY_ATTN_POST_NORM) &&
-           normalize(w, s, &m->normed, l->vector[SY_FFN_NORM], l, SY_ATTN_POST_NORM, NULL, n) &&
-           lower(w, &in, i, SY_FFN_GATE, 2) && gate_up(w, s, &in, i) && lower(w, &hidden, i, SY_FFN_DOWN, 1) &&
-           end_block(w, s, &hidden, i, SY_FFN_DOWN, SY_FFN_POST_NORM);
+           normalize(w, s, &second, l->vector[SY_FFN_NORM], l, SY_ATTN_POST_NORM, NULL, n) &&
+           lower(w, &ffn, i, SY_FFN_GATE, 2) && gate_up(w, s, &ffn, &hidden, i) &&
+           lower(w, &down, i, SY_FFN_DOWN, 1) && end_block(w, s, &down, i, SY_FFN_DOWN, SY_FFN_POST_NORM);
 }
 
 static void walk(void *p, sy_walk *w)
@@ -452,7 +472,7 @@ int sy_forward(sy_model *m, int32_t n, const int32_t *tokens, const int32_t *pos
     if (result == 0) {
         m->normed.lanes = m->attended.lanes = m->hidden.lanes = n == 1 ? 1 : GROUP;
         m->last.lanes = s.n_wanted == 1 ? 1 : GROUP;
-        m->normed.fold = m->attended.fold = m->hidden.fold = m->last.fold = m->fold;
+        m->last.fold = fold_of(&m->output, 1);
         sy_pool_run(walk, &s, m->threads, m->c.n_layer * STAGES + 4);
     }
     pthread_mutex_unlock(&m->busy);

@@ -83,7 +83,6 @@ sy_model *sy_model_new(const sy_config *c, int level, int threads, size_t weight
     m->c = *c;
     m->ops = ops;
     m->threads = threads;
-    m->fold = FOLD_FOUR;
     m->head_pad = (int32_t)round_up((size_t)c->head_dim, PANEL);
     if (sy_pool_acquire(threads)) {
         free(m);
@@ -199,8 +198,6 @@ int sy_model_matrix(sy_model *m, int32_t index, int slot, int type, int32_t rows
     matrix->data = place(m, (size_t)matrix->panels * matrix->panel_bytes);
     if (!matrix->data)
         return SY_ERR_MEMORY;
-    if (sy_kind_of(type).width == 5)
-        m->fold = FOLD_FIVE;
     struct packing job = {matrix, src};
     sy_pool_run(pack_job, &job, m->threads, 1);
     return 0;

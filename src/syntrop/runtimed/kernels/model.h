@@ -53,7 +53,6 @@ struct sy_model {
     double *frequencies; /* [rope][pair] */
     float magnitude[2];
     int ropes_set;
-    int32_t fold; /* of the activations */
 
     uint8_t *work; /* everything below, reserved at birth, resident when touched */
     size_t work_bytes;

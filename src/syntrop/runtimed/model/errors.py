@@ -3,14 +3,25 @@
 
 from __future__ import annotations
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
 
 class ModelError(ValueError):
-    """`subject` is not usable, for `reason`."""
+    """`subject` is not usable, for `reason`. `offset` is where in the file it says so, once that is known."""
 
     def __init__(self, subject: str, reason: str) -> None:
         super().__init__(f"{subject}: {reason}")
         self.subject = subject
         self.reason = reason
+        self.offset: int | None = None
+
+    def locate(self, places: Mapping[str, int]) -> None:
+        """Look the subject up among the bytes where keys and tensors of the file stand."""
+        self.offset = places.get(self.subject)
+        if self.offset is not None:
+            self.args = (f"{self.subject} at byte {self.offset}: {self.reason}",)
 
 
 class UnsupportedModel(ModelError):
@@ -27,3 +38,12 @@ class BadRequest(ModelError):
 
 class NoMemory(ModelError):
     """The system gave no memory or no threads."""
+
+
+class OverBudget(NoMemory):
+    """The budget has no room for what is asked; the text has the numbers."""
+
+    def __init__(self, wanted: int, held: int, limit: int) -> None:
+        super().__init__(
+            "memory", f"{wanted} bytes are wanted, {max(0, limit - held)} of the {limit} allowed are free"
+        )

@@ -7,11 +7,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from syntrop.runtimed import _kernels
-from syntrop.runtimed.model.errors import BadRequest, NoMemory
+from syntrop.runtimed.model.errors import BadRequest, NoMemory, UnsupportedModel
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from syntrop.common.gguf import GGUF
     from syntrop.runtimed.model.llama import LlamaModel
     from syntrop.runtimed.model.lora import Adapter
 
@@ -19,6 +20,15 @@ ffi = _kernels.ffi
 lib = _kernels.lib
 
 POOLINGS: Mapping[object, str] = {1: "mean", 2: "cls", 3: "last"}  # `pooling_type` of GGUF metadata
+
+
+def pooling_of(header: GGUF) -> str:
+    """What a decoder's file asks for; `last` where it says nothing. Raises UnsupportedModel."""
+    key = f"{header.metadata.get('general.architecture')}.pooling_type"
+    value = header.metadata.get(key, 3)
+    if not isinstance(value, int):
+        raise UnsupportedModel(key, "not a single integer")
+    return POOLINGS.get(value, "last")
 
 
 def embed(

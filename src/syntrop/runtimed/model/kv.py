@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from syntrop.runtimed import _kernels, ration
-from syntrop.runtimed.model.errors import BadRequest, NoMemory
+from syntrop.runtimed.model.errors import BadRequest, NoMemory, OverBudget
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,14 +40,6 @@ lib = _kernels.lib
 BLOCK: int = lib.SY_BLOCK  # tokens
 UNLIMITED = 1 << 62
 ANSWER_MAX = 1.0  # seconds: whoever asks inferenced gives up before
-
-
-class OverBudget(NoMemory):
-    """The budget has no room for what is asked; the text has the numbers."""
-
-    def __init__(self, wanted: int, budget: Budget) -> None:
-        free = max(0, budget.limit - budget.held)
-        super().__init__("memory", f"{wanted} bytes are wanted, {free} of the {budget.limit} allowed are free")
 
 
 class Block:
@@ -156,7 +148,7 @@ class Budget:
 
     def _count(self, size: int) -> None:
         if self.held + size > self.limit:
-            raise OverBudget(size, self)
+            raise OverBudget(size, self.held, self.limit)
         while self.used + size > self.limit:
             self._evict()
         self.used += size

@@ -96,6 +96,7 @@ class LlamaModel:
         NoMemory.
         """
         config = read_config(gguf, buffer, context or 0)
+        pooling = hidden.pooling_of(gguf)
         _check_threads(threads)
         level = _choose_level(level)
         if context is None:
@@ -129,7 +130,7 @@ class LlamaModel:
             lib.sy_model_tie(handle)
         parameters = sum(tensor.elements for tensor in gguf.tensors.values())
         model = cls(handle, config, context, level, parameters)
-        model.pooling = hidden.POOLINGS.get(gguf.metadata.get(f"{config.architecture}.pooling_type"), "last")
+        model.pooling = pooling
         return model
 
     def sequence(self, max_tokens: int, adapter: Adapter | None = None) -> Sequence:
