@@ -23,7 +23,7 @@ from syntrop.inferenced.pressing import Pressing
 from syntrop.inferenced.quarantine import Quarantine
 from syntrop.inferenced.squeeze import Squeezer
 from syntrop.inferenced.table import Table
-from syntrop.inferenced.tier import NAMES
+from syntrop.inferenced.tier import NAMES, Tier
 from syntrop.inferenced.topology import stated
 from syntrop.inferenced.watch import Watchers
 
@@ -39,8 +39,6 @@ if TYPE_CHECKING:
     from syntrop.inferenced.lease import Holder, Key
     from syntrop.inferenced.plane import Topology
     from syntrop.inferenced.table import Change
-    from syntrop.inferenced.tier import Tier
-
 
 LINGER: Final = 1.0
 """Seconds for which the machine is still watched after the last lease: to end it may take the kernel 20 ms (of
@@ -116,7 +114,9 @@ class Broker:
                     self.arbiter.end(one, State.REVOKED, "thawed after a crash while its memory was lent")
         for target, causes in past.frozen.items():
             self.freezer.take_over(target)
-            self.arbiter.adopt(target, self.table.of_target(target), [c for c in causes if c in self.table.leases])
+            self.arbiter.standing.adopt(
+                target, self.table.of_target(target), [c for c in causes if c in self.table.leases]
+            )
         for target in past.loose:
             self.freezer.let_go(target)
         self.squeezer.take_over(past.limits)
@@ -182,6 +182,12 @@ class Broker:
             raise
         if one.lifetime is not None:
             self.plan_expiry()
+        loop.call_soon(self._expect, one)
+
+    def _expect(self, one: Lease) -> None:
+        """Who can hear is asked first, which is time enough to make a freeze ready; others are frozen at once."""
+        if one.tier < Tier.EMERGENCY and one.id in self.table.leases and not self.watchers.reaches(one):
+            self.freezer.expect(one.holder.target)
 
     def hold(self) -> None:
         """Stay while there is a lease or something frozen."""
@@ -319,7 +325,7 @@ class Broker:
 
     def _standing(self) -> list[tuple[str, list[str]]]:
         """What is frozen, in the order of freezing, each with its causes."""
-        causes = {one.target: sorted(one.causes) for one in self.arbiter.standstills()}
+        causes = {one.target: sorted(one.causes) for one in self.arbiter.standing}
         return [(target, causes.get(target) or [""]) for target in self.freezer.standing]
 
     def _unwritten(self, error: OSError) -> None:

@@ -11,19 +11,25 @@ from time import monotonic
 
 from syntrop.common import cgroup, journal, loop
 from syntrop.inferenced import targets
-from syntrop.inferenced.arbiter import FreezeError
+from syntrop.inferenced.standstill import FreezeError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from typing import Any
+    from typing import Any, Final
 
     from syntrop.common.dbus import Bus
     from syntrop.inferenced.records import Log
 
+_POLKIT = ("org.freedesktop.PolicyKit1", "/org/freedesktop/PolicyKit1/Authority", "org.freedesktop.DBus.Peer")
 _MANAGER = ("org.freedesktop.systemd1", "/org/freedesktop/systemd1", "org.freedesktop.systemd1.Manager")
 _UNANSWERED = tuple(f"org.freedesktop.DBus.Error.{name}" for name in ("NoReply", "Disconnected", "Timeout"))
 _NO_UNIT = ("org.freedesktop.systemd1.NoSuchUnit", "org.freedesktop.systemd1.UnitInactive")
+
+WARM_SEC: Final = 2.0
+"""Seconds that making ready may take. What is not ready by then is no readier for a call that waits for it."""
+PAUSE_SEC: Final = 10.0
+"""Seconds after an attempt in which there is no other."""
 
 
 class Refused(FreezeError):
@@ -36,9 +42,38 @@ class Manager:
     def __init__(self) -> None:
         self._bus: Bus | None = None
         self._turn: loop.Event | None = None
+        self._warmed = -PAUSE_SEC
+
+    def warm(self) -> None:
+        """Make ready what the next call takes: the connection, and polkit, whom the manager asks and the bus may
+        have to start."""
+        if self._bus is None and self._turn is None and monotonic() - self._warmed >= PAUSE_SEC:
+            self._warmed = monotonic()
+            loop.spawn(self._warm(), "greet the manager")
+
+    async def _warm(self) -> None:
+        from syntrop.common import dbus
+
+        try:
+            await self._in_turn(_POLKIT, "Ping", "", (), WARM_SEC)
+        except (FreezeError, dbus.DBusError) as error:
+            journal.info(f"Freezing will have to wait for the manager or polkit: {error}")
 
     async def call(self, member: str, signature: str, values: Sequence[Any], seconds: float) -> None:
         """Raises FreezeError with what the manager, polkit or the bus said."""
+        from syntrop.common import dbus
+
+        try:
+            await self._in_turn(_MANAGER, member, signature, values, seconds)
+        except dbus.DBusError as error:
+            if error.name in _NO_UNIT and member == "ThawUnit":
+                return
+            kind = FreezeError if error.name in _UNANSWERED else Refused
+            raise kind(f"{member}: {error}") from None
+
+    async def _in_turn(
+        self, whom: tuple[str, str, str], member: str, signature: str, values: Sequence[Any], seconds: float
+    ) -> None:
         from syntrop.common import dbus
 
         while self._turn is not None:
@@ -46,15 +81,12 @@ class Manager:
         self._turn = loop.Event()
         try:
             with loop.deadline(seconds):
-                await self._call(member, signature, values)
+                await self._call(whom, member, signature, values)
         except TimeoutError:
             self.close()
             raise FreezeError(f"the manager did not answer {member} in {seconds:g} s") from None
-        except dbus.DBusError as error:
-            if error.name in _NO_UNIT and member == "ThawUnit":
-                return
-            kind = FreezeError if error.name in _UNANSWERED else Refused
-            raise kind(f"{member}: {error}") from None
+        except dbus.DBusError:
+            raise
         except OSError as error:
             self.close()
             raise FreezeError(f"{member}: {error.strerror or error}") from None
@@ -65,17 +97,17 @@ class Manager:
             turn, self._turn = self._turn, None
             turn.set()
 
-    async def _call(self, member: str, signature: str, values: Sequence[Any]) -> None:
+    async def _call(self, whom: tuple[str, str, str], member: str, signature: str, values: Sequence[Any]) -> None:
         from syntrop.common import dbus
 
         if self._bus is not None:
             try:
-                await self._bus.call(*_MANAGER, member, signature, values)
+                await self._bus.call(*whom, member, signature, values)
                 return
             except OSError:
                 self.close()  # the bus was restarted since the last call: what we ask may be asked twice
         self._bus = await dbus.connect()
-        await self._bus.call(*_MANAGER, member, signature, values)
+        await self._bus.call(*whom, member, signature, values)
 
     def close(self) -> None:
         if self._bus is not None:
@@ -84,7 +116,7 @@ class Manager:
 
 
 class Freezer:
-    """`arbiter.Freezer`. `standing`: what is on record as frozen, in that order, until it is known to run."""
+    """`standstill.Freezer`. `standing`: what is on record as frozen, in that order, until it is known to run."""
 
     def __init__(self, log: Log, manager: Manager, delegated: Sequence[str] = ()) -> None:
         self._log = log
@@ -99,6 +131,10 @@ class Freezer:
         reason = targets.objection(target)
         if reason is not None:
             raise FreezeError(reason, None if targets.is_group(target) else target or None)
+
+    def expect(self, target: str) -> None:
+        if not targets.is_group(target) and targets.objection(target) is None:
+            self._manager.warm()
 
     async def freeze(self, target: str, cause: str, seconds: float) -> None:
         self.check(target)

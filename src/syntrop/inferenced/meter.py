@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the kernel tells of planes and holders, brought to the table: `arbiter.Gauge` over `gauges.Gauges`.
+"""What the kernel tells of planes and holders, brought to the table: `standstill.Gauge` over `gauges.Gauges`.
 
 What our holders use is theirs already and must not count as use by others. To look at every holder at
 every request would be slow: they are looked at only when the room that is known without it would not do.
@@ -55,7 +55,7 @@ class Meter:
         self.closed: frozenset[str] = frozenset()
         """Planes on which nothing is placed: quarantined ones."""
 
-    # --- arbiter.Gauge -----------------------------------------------------------------------------------
+    # --- standstill.Gauge --------------------------------------------------------------------------------
 
     async def refresh(self, planes: Iterable[str], *, exact: bool) -> None:
         if exact:
