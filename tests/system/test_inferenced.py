@@ -73,6 +73,20 @@ def test_a_holder_that_watches_gives_way_and_runs_on(units: Units, habit: str, s
             assert 4 * GIB <= told["leases"][0]["allocated_memory"] < 5 * GIB
 
 
+def test_what_a_freeze_takes_is_ready_before_it_has_to_be(units: Units) -> None:
+    """polkit, whom the manager asks, takes long to wake. Who cannot be frozen wakes nobody."""
+    host = units.host
+    configure(host)  # a new daemon, which knows nobody yet
+    host.run("systemctl stop polkit.service")
+    suite, deaf = units.idle("syntrop-test"), units.idle("deaf")
+    with Client(host) as client:
+        batch(client, suite, GIB)
+        batch(client, suite, GIB)  # the first one has been looked at by now
+        assert host.property("polkit.service", "ActiveState") == "inactive"
+        batch(client, deaf, GIB)
+        wait_for(lambda: host.property("polkit.service", "ActiveState") == "active", "polkit is awake", host)
+
+
 def test_who_does_not_answer_is_frozen_and_only_what_it_never_used_is_lent(units: Units) -> None:
     host = units.host
     holder, urgent = units.busy("deaf", 64), units.idle("urgent")

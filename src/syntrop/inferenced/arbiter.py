@@ -115,6 +115,8 @@ class Arbiter:
                         if here:
                             again, pause = monotonic() + pause, min(2 * pause, PAUSE_MAX)
                     else:
+                        if self._fits(claim):
+                            return table.grant(lease, monotonic(), claim)
                         continue
                 late = self._crowd.closed or monotonic() >= patience
                 if late or not await self._crowd.changed(patience, claim):
@@ -344,7 +346,7 @@ class Arbiter:
         short = {plane: missing for plane in claim.needs if (missing := self._short(claim, plane)) > 0}
         for leases in targets.values():
             for one in leases:
-                residents = await self._gauge.residents(one)
+                residents = await self._gauge.residents(one, exact=False)
                 for part, resident in zip(one.slices, residents, strict=True):
                     if part.memory in short:
                         kept = part.size if resident is None else min(part.size, resident)

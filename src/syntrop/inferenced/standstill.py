@@ -29,8 +29,9 @@ if TYPE_CHECKING:
         def refresh(self, planes: Iterable[str], *, exact: bool) -> Coroutine[Any, Any, None]:
             """Look at these planes' memory and `Table.lend()` what there is; `exact`: at holders' use too."""
 
-        async def residents(self, lease: Lease) -> list[int | None]:
-            """Bytes that the holder has in use of each slice; None where the kernel does not tell."""
+        async def residents(self, lease: Lease, *, exact: bool = True) -> list[int | None]:
+            """Bytes that the holder has in use of each slice; None where the kernel does not tell. Not `exact`: as
+            of the last look, if there was one."""
 
         def pushes(self, lease: Lease) -> bool:
             """Whether the kernel could be had to take host memory from the holder while it is frozen."""

@@ -54,7 +54,7 @@ class Host:
         for plane in planes:
             self.table.lend(plane, CAPACITY)
 
-    async def residents(self, lease: Lease) -> list[int | None]:
+    async def residents(self, lease: Lease, *, exact: bool = True) -> list[int | None]:
         await turns(self.delay())
         return [self.uses.get(lease.id, 0) for _ in lease.slices]
 
@@ -252,6 +252,8 @@ def test_who_gives_way_is_not_frozen() -> None:
         await fill(arbiter, host)
         task = loop.spawn(want())
         await until(lambda: len(host.asked) == 3)
+        # While they are asked, a freeze is made ready for, should they not give in.
+        assert len(host.expected) == 3
         for number in range(3):
             arbiter.yielded(table.get(f"batch{number}"))
         await task
