@@ -103,15 +103,15 @@ class Broker:
             if one.state is State.FROZEN and one.id in self.table.leases:
                 self.table.measured(one, await self.meter.residents(one))
         now = monotonic()
-        for one in list(self.table):
+        for one in sorted(self.table, key=lambda lease: (-lease.tier, lease.order)):
             if one.state is State.PREEMPTING:
                 self.table.spare(one)  # whoever asked is gone
             elif one.state is State.FROZEN and one.holder.target not in past.frozen:
-                # It was thawed when we ended. Its memory may be lent to others by now; twice it cannot be.
+                # It was thawed when we ended, so it keeps what it has. What it never used may be lent by now.
                 if self.table.can_thaw([one]):
-                    self.table.thaw(one, now, "thawed after a crash")
+                    self.table.thaw(one, now, "it went on when inferenced ended")
                 else:
-                    self.arbiter.end(one, State.REVOKED, "thawed after a crash while its memory was lent")
+                    self.table.thaw_within(one, now, "what it had not used was lent when inferenced ended")
         for target, causes in past.frozen.items():
             self.freezer.take_over(target)
             self.arbiter.standing.adopt(
