@@ -437,6 +437,27 @@ def test_killed_at_any_moment_it_leaves_nobody_frozen(units: Units) -> None:
     print(f"{KILLS} kills, {killer.frozen} of them with somebody frozen")
 
 
+@pytest.mark.parametrize(("watch", "said"), [("on", "our own group"), ("off", "it is read every")])
+def test_pressure_where_the_kernel_grants_no_trigger(units: Units, watch: str, said: str) -> None:
+    host = units.host
+    holder = units.idle("holder")
+    drop_in = "/run/systemd/system/inferenced.service.d/pressure.conf"
+    host.write(drop_in, f"[Service]\nBindReadOnlyPaths=/proc/pressure\nMemoryPressureWatch={watch}\n")
+    host.run("systemctl daemon-reload")
+    configure(host)
+    try:
+        with Client(host) as client:
+            batch(client, holder, GIB)
+            pid = host.property("inferenced.service", "MainPID")
+        wait_for(lambda: said in host.journal("inferenced.service"), f"the log says {said!r}", host)
+        watched = host.run(f"readlink /proc/{pid}/fd/*", check=False).stdout
+        assert ("inferenced.service/memory.pressure" in watched) is (watch == "on")
+    finally:
+        host.path(drop_in).unlink()
+        host.run("systemctl daemon-reload")
+        configure(host)
+
+
 # --- other ways in ---------------------------------------------------------------------------------------------
 
 # Makes a group of its own in the tree that its unit was given, with busy processes, and lets the arbiter stop it.

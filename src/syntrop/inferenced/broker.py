@@ -75,7 +75,7 @@ class Broker:
         self.holders = holders.Watcher(self._holder_gone)
         self.degraded = ""
         """Why not all is well; empty when it is."""
-        self.pressing = Pressing(settings)
+        self.pressing = Pressing(settings, self.meter.lend)
         self.governing = Governing(self.table, self.watchers, watermarks(settings), self.meter.lend)
         self.meter.observe = self.governing.observe
         self.opens = Opens(
