@@ -9,6 +9,8 @@ between the calls, and a lease lives on while inferenced restarts, since it is t
 
 from __future__ import annotations
 
+from time import monotonic
+
 from syntrop.common import journal, loop, paths
 from syntrop.common.varlink.errors import ConnectionLost, InvalidReply, VarlinkError
 from syntrop.runtimed import ration
@@ -35,18 +37,27 @@ SETTLE: Final = 10.0
 """Seconds after which what caches do not need any more is given back."""
 
 
+LOOK_AGAIN: Final = 1.0
+"""Seconds between two questions whether critical pressure has passed."""
+
+
 class Refused(Exception):
-    """There is no room for what is needed; the text has the numbers."""
+    """There is no room for what is needed; the text has the numbers. `pressed`: that is for the pressure."""
+
+    def __init__(self, text: str, *, pressed: bool = False) -> None:
+        super().__init__(text)
+        self.pressed = pressed
 
 
 class Leases:
-    """`wait`: seconds that work is held up at most for an answer. What is leased is booked in `budget`, which is
-    set before the first `cover()`."""
+    """`wait`: seconds that work is held up at most for an answer; `calm`: a load, for critical pressure to pass.
+    What is leased is booked in `budget`, which is set before the first `cover()`."""
 
-    def __init__(self, wait: float = 0.3) -> None:
+    def __init__(self, wait: float = 0.3, calm: float = 30.0) -> None:
         self.lease: str | None = None
         self.size = 0
         self._wait = wait
+        self._calm = calm
         self._budget: Budget | None = None
         self._nodes = 1
         self._expected = 0  # bytes that are about to be taken into use
@@ -83,12 +94,15 @@ class Leases:
         loop.spawn(self._grow(self.budget.used + self._expected + size), "lease ahead")
 
     async def cover(self, size: int) -> None:
-        """Have so many bytes leased beside what is in use. The caller takes them at once. Raises Refused."""
+        """Have so many bytes leased beside what is in use. The caller takes them at once. Raises Refused; for
+        critical pressure only when that does not pass."""
         self._expected += size
+        patience = monotonic() + self._calm
         try:
-            refused = await self._in_time(self._grow(0))
-            if refused is not None:
-                raise refused
+            while (refused := await self._in_time(self._grow(0))) is not None:
+                if not refused.pressed or monotonic() >= patience:
+                    raise refused
+                await loop.sleep(LOOK_AGAIN)
         finally:
             self._expected -= size
 
@@ -224,6 +238,8 @@ class Leases:
                 await self._have(less)
             return None
         except VarlinkError as error:
+            if error.name == "PressureCritical":
+                return Refused("the machine's pressure is critical, and only emergencies get memory", pressed=True)
             if self._nodes == 1 and _is_about_memory(error):
                 return _refused(error, need - self.size)
             self._go_without(str(error))

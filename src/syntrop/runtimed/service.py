@@ -53,6 +53,7 @@ class Runtime1:
             prefixes_max=settings.prefixes_max,
             kv_type=settings.kv_type,
             lease_wait=settings.lease_wait_sec,
+            pressure_wait=settings.pressure_wait_sec,
         )
 
     def reload(self) -> None:
