@@ -11,6 +11,7 @@ import json
 import os
 import random
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -34,6 +35,9 @@ from arbiter import (
     wait_for,
 )
 from machine import Machine
+
+sys.path.append(str(Path(__file__).parents[1]))
+import machines
 
 KILLS = int(os.environ.get("SYNTROP_KILLS", "12"))
 
@@ -456,6 +460,48 @@ def test_pressure_where_the_kernel_grants_no_trigger(units: Units, watch: str, s
         host.path(drop_in).unlink()
         host.run("systemctl daemon-reload")
         configure(host)
+
+
+PAINTER = "import signal; held = open('/dev/dri/renderD128'); signal.pause()"  # somebody at the screen
+
+
+@pytest.fixture
+def drawing(units: Units) -> Iterator[Units]:
+    """A machine with a GPU, of which the kernel's files tell, and a file in the place of its node."""
+    host = units.host
+    machines.unpack("amd-card", host.path("/run/card"))
+    drop_in = "/run/systemd/system/inferenced.service.d/card.conf"
+    host.write(drop_in, "[Service]\nEnvironment=SYNTROP_SYS_ROOT=/run/card/sys\n")
+    host.run(
+        "rm -rf /run/card/sys/fs && ln -s /sys/fs /run/card/sys/fs && mkdir -p /dev/dri"
+        " && touch /dev/dri/renderD128 && systemctl daemon-reload"
+    )
+    configure(host)
+    yield units
+    host.run(f"rm -r /dev/dri {drop_in} && systemctl daemon-reload")
+    configure(host)
+
+
+def test_somebody_who_draws_has_weaker_leases_of_the_device_stand_aside(drawing: Units) -> None:
+    """As the units are shipped: the arbiter itself cannot see what others have open."""
+    host = drawing.host
+    holder, other = drawing.idle("render-farm"), drawing.idle("elsewhere")
+    with Client(host) as client:
+        [plane] = [one["id"] for one in client.call("ListPlanes")["planes"] if one["kind"] == "gpu"]
+        how = {"priority": "Interactive", "memory_bytes": 1 << 20}
+        held = str(client.call("AcquireLease", plane=plane, unit=holder, **how)["lease_id"])
+        kept = str(client.call("AcquireLease", plane="cpu0", unit=other, **how)["lease_id"])
+        lookout = "systemctl list-units --plain --no-legend 'inferenced-lookout@*' | grep -c running"
+        wait_for(lambda: host.run(lookout, check=False).stdout == "1\n", "the lookout is awake", host)
+        drawing.start("painter", "python3", "-c", PAINTER, options=("--slice=user.slice", "--uid=nobody"))
+        wait_for(lambda: states(client)[held] == "Frozen", "the weaker one stands still", host)
+        assert drawing.stands(holder)
+        assert states(client)[kept] == "Active"
+        assert any("process" in cause for cause in explain(client, held)["frozen_for"])
+        host.run("systemctl kill --signal=KILL painter.service")
+        wait_for(lambda: states(client)[held] == "Active", "it goes on", host)
+        client.call("ReleaseLease", lease_id=held)
+    wait_for(lambda: host.run(lookout, check=False).stdout == "0\n", "the lookout is gone", host)
 
 
 # --- other ways in ---------------------------------------------------------------------------------------------

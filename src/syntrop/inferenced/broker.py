@@ -21,6 +21,7 @@ from syntrop.inferenced.meter import Meter
 from syntrop.inferenced.opens import Opens
 from syntrop.inferenced.pressing import Pressing
 from syntrop.inferenced.quarantine import Quarantine
+from syntrop.inferenced.sight import Sight
 from syntrop.inferenced.squeeze import Squeezer
 from syntrop.inferenced.table import Table
 from syntrop.inferenced.tier import NAMES, Tier
@@ -68,7 +69,8 @@ class Broker:
         self.gauges = gauges
         self.log = records.Log(aftermath.path(), self.boot)
         self.squeezer = Squeezer(self.log, self.manager)
-        self.meter = Meter(gauges, self.table, self.squeezer, settings.host_reserve)
+        self.sight = Sight()
+        self.meter = Meter(gauges, self.table, self.squeezer, settings.host_reserve, self.sight.look)
         self.freezer = Freezer(self.log, self.manager, settings.delegated)
         self.freezer.thawed = self.squeezer.thawed
         self.arbiter = Arbiter(self.table, self.meter, self.freezer, self.watchers, _limits(settings))
@@ -79,11 +81,17 @@ class Broker:
         self.governing = Governing(self.table, self.watchers, watermarks(settings), self.meter.lend)
         self.meter.observe = self.governing.observe
         self.opens = Opens(
-            lambda: self.topology, slice_tiers(settings.slice_tiers), self.on, self._stand_aside, self.arbiter.over
+            lambda: self.topology,
+            slice_tiers(settings.slice_tiers),
+            self.on,
+            self._stand_aside,
+            self.arbiter.over,
+            self.sight.look,
         )
         self._monitor: Monitor | None = None
         self._expiry: loop.Timer | None = None
         self._resting: loop.Timer | None = None
+        self._leaving: loop.Timer | None = None
         self._close_planes()
 
     @property
@@ -201,6 +209,8 @@ class Broker:
             self.pressing.watch()
             if any(plane.device and self.table.occupied(name) for name, plane in self.topology.planes.items()):
                 self._watch_devices()
+            elif self._leaving is None and self.sight.kept:
+                self._leaving = loop.call_later(LINGER, self._leave_devices)
         else:
             self._busy.release()
             if self._resting is None:
@@ -257,13 +267,25 @@ class Broker:
             self._resting = None
         self.pressing.rest()
         self.governing.rest()
+        self._leave_devices()
+
+    def _leave_devices(self) -> None:
+        """Nobody holds memory of a device."""
+        if self._leaving is not None:
+            self._leaving.cancel()
+            self._leaving = None
         self.opens.rest()
+        self.sight.rest()
         if self._monitor is not None:
             self._monitor.close()
             self._monitor = None
 
     def _watch_devices(self) -> None:
         """Somebody holds memory of a device: it may go, or be opened by others."""
+        if self._leaving is not None:
+            self._leaving.cancel()
+            self._leaving = None
+        self.sight.keep()
         self.opens.watch()
         if self._monitor is None:
             from syntrop.inferenced.hotplug import Monitor
