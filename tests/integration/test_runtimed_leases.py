@@ -203,6 +203,30 @@ def test_without_room_a_model_is_refused_by_number(suite: Suite) -> None:
     assert list(suite.leases().values()) == [10 * MIB], "as much ahead as there is"
 
 
+def test_what_a_call_has_leased_itself_is_not_leased_again(suite: Suite) -> None:
+    suite.inferenced()
+    engine.generate(suite, "abc")
+    weights = engine.load(suite)["models"][0]["memory_bytes"]
+    # Nobody but the gateway has room left, so that our own lease cannot grow for the cache.
+    [(lease, size)] = suite.leases().items()
+    emergency = {"priority": "EmergencyTriage", "endpoint": SENTRY}
+    granted = suite.ask("AcquireLease", memory_bytes=LENDABLE - weights, **emergency)
+    assert suite.leases() == {lease: weights} and suite.used() == weights
+    assert "bytes" in fault_of(suite, prompt=PROMPT)
+    how = {"model": engine.MODEL, "prompt": PROMPT, "max_tokens": 50}
+    with suite.runtime() as client:
+        pieces = client.stream(f"{RUNTIME}.Generate", leased_bytes=STEP, **how)
+        next(pieces)
+        assert suite.used() > weights
+        assert suite.leases() == {lease: weights}
+        assert list(pieces)
+    # What is kept of it was nobody's any more.
+    until(lambda: suite.used() == weights, "what is not leased is given up")
+    assert "bytes" in fault_of(suite, prompt=PROMPT)
+    suite.ask("ReleaseLease", lease_id=granted["lease_id"])
+    assert size == 2 * STEP
+
+
 def press(suite: Suite, percent: int) -> None:
     """How much of the last ten seconds tasks waited for memory."""
     folder = suite.proc / "pressure"
