@@ -8,7 +8,6 @@ One line of JSON, as `proof.py` tells: milliseconds from the open to the standst
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import time
 
@@ -35,8 +34,7 @@ def main() -> None:
     run("systemctl", "stop", "inferenced.service")
     run("systemctl", "start", "inferenced.socket")
     run("systemd-run", "--quiet", "--unit=farm", "sleep", "infinity")
-    command = ["systemd-run", "--quiet", "--pipe", "--slice=user.slice", "--uid=nobody"]
-    command += ["--property=SupplementaryGroups=render", "python3", "-c", PAINTER]
+    command = ["systemd-run", "--quiet", "--pipe", "--slice=user.slice", "python3", "-c", PAINTER]
     painter = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert painter.stdin is not None and painter.stdout is not None
     arbiter = Arbiter()
@@ -61,5 +59,4 @@ try:
     main()
 except BaseException:
     print(run("journalctl", "-b", "--no-pager", "-o", "cat", "-u", "inferenced*"), flush=True)
-    print(run("ls", "-l", "/dev/dri"), os.getgroups(), flush=True)
     raise
