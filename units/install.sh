@@ -18,8 +18,8 @@ python=${PYTHON:-/usr/bin/python3}
 source=$(CDPATH='' cd -- "$(dirname -- "$0")/.." && pwd)
 units=$source/units
 daemons="routerd inferenced modeld contextd toold runtimed systemd-sentry"
-sockets="routerd.socket inferenced.socket inferenced-enclave.socket modeld.socket modeld-pull.socket contextd.socket
-toold.socket toold-diag.socket runtimed.socket systemd-sentry.socket"
+sockets="routerd.socket inferenced.socket inferenced-enclave.socket inferenced-lookout.socket modeld.socket
+modeld-pull.socket contextd.socket toold.socket toold-diag.socket runtimed.socket systemd-sentry.socket"
 
 say() { printf '%s\n' "$*"; }
 die() { printf 'install.sh: %s\n' "$*" >&2; exit 1; }
@@ -121,6 +121,7 @@ END
         launcher "$stage/bin/$daemon" "${daemon#systemd-}.__main__" "$prefix/$site"
     done
     launcher "$stage/bin/inferenced-aftermath" inferenced.aftermath "$prefix/$site"
+    launcher "$stage/bin/inferenced-lookout" inferenced.lookout "$prefix/$site"
     launcher "$stage/bin/modeld-pull" modeld.pull.__main__ "$prefix/$site"
     launcher "$stage/bin/syntropctl" ctl.__main__ "$prefix/$site"
     "$python" -m compileall -q -j0 -x '/tests?/' -s "$stage" -p "$prefix" "$stage/$site"
@@ -137,7 +138,7 @@ stop_all() {
     live || return 0
     services=
     for daemon in $daemons; do services="$services $daemon.service"; done
-    systemctl stop 'modeld-pull@*.service' # a pattern: none is no error
+    systemctl stop 'modeld-pull@*.service' 'inferenced-lookout@*.service' # patterns: none is no error
     for unit in $services $sockets syntrop-sockets.target; do
         # Not is-active: a crashed daemon that waits for its restart has to go too.
         case $(systemctl show --value -p ActiveState "$unit") in

@@ -7,6 +7,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -40,7 +41,7 @@ PROMPT = "abc" * 600
 class Suite(runtimed.Suite):  # type: ignore[misc]
     """runtimed, modeld, and inferenced once it is started, on a machine with `MEMORY` bytes, none in use."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *more: str) -> None:
         super().__init__(idle=-1)
         self.proc = folder / "proc"
         self.proc.mkdir()
@@ -53,7 +54,7 @@ class Suite(runtimed.Suite):  # type: ignore[misc]
         self.log = folder / "log"
         # Nothing depends on how fast a busy machine is.
         (self.root / "config" / "inferenced.toml").write_text("[preemption]\nyield_ms = 60000\n")
-        options = ("--lease-wait-sec=60", "--yield-sec=1")
+        options = ("--lease-wait-sec=60", "--yield-sec=1", *more)
         runtime = self.start("runtimed", RUNTIME, *options, log=self.log)
         (self.proc / str(runtime.pid)).symlink_to(f"/proc/{runtime.pid}")
         self.register(engine.tiny_file(folder / "tiny.gguf"), engine.MODEL)
@@ -200,6 +201,74 @@ def test_without_room_a_model_is_refused_by_number(suite: Suite) -> None:
     suite.ask("ResizeLease", lease_id=granted["lease_id"], memory_bytes=LENDABLE - 10 * MIB)
     engine.generate(suite)
     assert list(suite.leases().values()) == [10 * MIB], "as much ahead as there is"
+
+
+def test_what_a_call_has_leased_itself_is_not_leased_again(suite: Suite) -> None:
+    suite.inferenced()
+    engine.generate(suite, "abc")
+    weights = engine.load(suite)["models"][0]["memory_bytes"]
+    # Nobody but the gateway has room left, so that our own lease cannot grow for the cache.
+    [(lease, size)] = suite.leases().items()
+    emergency = {"priority": "EmergencyTriage", "endpoint": SENTRY}
+    granted = suite.ask("AcquireLease", memory_bytes=LENDABLE - weights, **emergency)
+    assert suite.leases() == {lease: weights} and suite.used() == weights
+    assert "bytes" in fault_of(suite, prompt=PROMPT)
+    how = {"model": engine.MODEL, "prompt": PROMPT, "max_tokens": 50}
+    with suite.runtime() as client:
+        pieces = client.stream(f"{RUNTIME}.Generate", leased_bytes=STEP, **how)
+        next(pieces)
+        assert suite.used() > weights
+        assert suite.leases() == {lease: weights}
+        assert list(pieces)
+    # What is kept of it was nobody's any more.
+    until(lambda: suite.used() == weights, "what is not leased is given up")
+    assert "bytes" in fault_of(suite, prompt=PROMPT)
+    suite.ask("ReleaseLease", lease_id=granted["lease_id"])
+    assert size == 2 * STEP
+
+
+def press(suite: Suite, percent: int) -> None:
+    """How much of the last ten seconds tasks waited for memory."""
+    folder = suite.proc / "pressure"
+    folder.mkdir(exist_ok=True)
+    for name in ("cpu", "memory", "io"):
+        lines = [f"{kind} avg10={percent}.00 avg60=0.00 avg300=0.00 total=1\n" for kind in ("some", "full")]
+        (folder / name).with_suffix(".new").write_text("".join(lines))
+        (folder / name).with_suffix(".new").rename(folder / name)
+
+
+def test_at_critical_pressure_a_load_waits_for_it_to_pass(suite: Suite) -> None:
+    press(suite, 99)
+    config = suite.root / "config" / "inferenced.toml"
+    config.write_text(config.read_text() + "[tuning]\nlevel_hold_sec = 0.0\n")
+    suite.inferenced()
+    with suite.runtime() as client:
+        pieces = client.stream(f"{RUNTIME}.Generate", model=engine.MODEL, prompt=PROMPT, max_tokens=5)
+        told: list[Any] = []
+        waiting = threading.Thread(target=lambda: told.extend(pieces))
+        waiting.start()
+        until(lambda: suite.ask("GetPressure")["level"] == "critical", "pressure is critical")
+        waiting.join(1.0)
+        assert not told and not suite.leases() and suite.used() == 0
+        press(suite, 0)
+        waiting.join(60)
+        assert told and len(suite.leases()) == 1
+    # What is leased already can be used.
+    press(suite, 99)
+    until(lambda: suite.ask("GetPressure")["level"] == "critical", "pressure is critical")
+    engine.generate(suite, PROMPT)
+
+
+def test_at_lasting_critical_pressure_a_load_is_refused(tmp_path: Path) -> None:
+    suite = Suite(tmp_path, "--pressure-wait-sec=0.5")
+    try:
+        press(suite, 99)
+        suite.inferenced()
+        assert "pressure is critical" in fault_of(suite)
+        assert not suite.leases() and suite.used() == 0
+        assert suite.said("working without") == 0
+    finally:
+        suite.stop()
 
 
 def test_without_inferenced_it_works_and_says_so_once(suite: Suite) -> None:

@@ -41,6 +41,7 @@ ENDPOINTS = (
     Endpoint(f"{RUN}/sentry.sock", "660", "syntrop", "inferenced-enclave.socket"),
     Endpoint(f"{RUN}/gateway.sock", "660", "syntrop", "inferenced-enclave.socket"),
     Endpoint(f"{RUN}/fd.sock", "660", "syntrop", "inferenced-enclave.socket"),
+    Endpoint(f"{RUN}/lookout.sock", "600", "inferenced", "inferenced-lookout.socket", "inferenced"),
     Endpoint(f"{RUN}/io.syntrop.Model1", "666", "root", "modeld.socket"),
     Endpoint(f"{RUN}/io.syntrop.Fetch1", "600", "syntrop-model", "modeld-pull.socket", "syntrop-model"),
     Endpoint(f"{RUN}/io.syntrop.Context1", "666", "root", "contextd.socket"),

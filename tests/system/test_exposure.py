@@ -20,6 +20,7 @@ CASES = [
     *((f"{daemon.name}", daemon.service, "", daemon.gate) for daemon in DAEMONS),
     ("routerd with remote.conf", "routerd.service", REMOTE, 1.4),
     ("modeld-pull", "modeld-pull@.service", "", 1.3),
+    ("inferenced-lookout", "inferenced-lookout@.service", "", 1.2),
 ]
 
 

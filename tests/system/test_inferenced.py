@@ -11,6 +11,7 @@ import json
 import os
 import random
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -34,6 +35,9 @@ from arbiter import (
     wait_for,
 )
 from machine import Machine
+
+sys.path.append(str(Path(__file__).parents[1]))
+import machines
 
 KILLS = int(os.environ.get("SYNTROP_KILLS", "12"))
 
@@ -71,6 +75,20 @@ def test_a_holder_that_watches_gives_way_and_runs_on(units: Units, habit: str, s
         assert told["booked"] <= told["capacity"]
         if habit == "shrink":
             assert 4 * GIB <= told["leases"][0]["allocated_memory"] < 5 * GIB
+
+
+def test_what_a_freeze_takes_is_ready_before_it_has_to_be(units: Units) -> None:
+    """polkit, whom the manager asks, takes long to wake. Who cannot be frozen wakes nobody."""
+    host = units.host
+    configure(host)  # a new daemon, which knows nobody yet
+    host.run("systemctl stop polkit.service")
+    suite, deaf = units.idle("syntrop-test"), units.idle("deaf")
+    with Client(host) as client:
+        batch(client, suite, GIB)
+        batch(client, suite, GIB)  # the first one has been looked at by now
+        assert host.property("polkit.service", "ActiveState") == "inactive"
+        batch(client, deaf, GIB)
+        wait_for(lambda: host.property("polkit.service", "ActiveState") == "active", "polkit is awake", host)
 
 
 def test_who_does_not_answer_is_frozen_and_only_what_it_never_used_is_lent(units: Units) -> None:
@@ -333,12 +351,18 @@ def test_leases_outlive_a_restart_and_nobody_stays_frozen(units: Units) -> None:
         assert host.property("inferenced.service", "MainPID") != before
         assert not units.stands(victim)
     with Client(host) as client:
-        # What was lent of the victim's memory is still lent, so the victim, which runs, cannot have it too.
-        assert states(client) == {kept: "Active", lease: "Active"}
-        assert "lent" in explain(client, held)["reason"]
+        # What was lent of the victim's memory is still lent: the victim, which runs, has what is left of it.
+        assert states(client) == {kept: "Active", held: "Active", lease: "Active"}
+        told = explain(client, held)
+        assert "lent" in told["reason"]
+        left = told["leases"][0]["allocated_memory"]
+        assert 0 < left < 3 * GIB
+        assert told["booked"] == 6 * GIB + left <= told["capacity"]
         assert not units.stands(victim)
-        told = explain(client, lease)
-        assert told["booked"] == 6 * GIB <= told["capacity"]
+        with pytest.raises(Refused):
+            client.call("ResizeLease", lease_id=held, memory_bytes=5 * GIB)
+        client.call("ReleaseLease", lease_id=lease)
+        client.call("ResizeLease", lease_id=held, memory_bytes=5 * GIB)
 
 
 class Killer:
@@ -374,10 +398,12 @@ class Killer:
 
     def once(self, rest: float) -> None:
         with Client(self.host) as client:
-            held = {one["client_unit"] for one in client.call("ListLeases")["leases"]}
+            held = {one["client_unit"]: one["id"] for one in client.call("ListLeases")["leases"]}
             for victim in self.victims:
                 if victim not in held:
                     batch(client, victim, 3 * GIB)
+                else:  # it may have less since the last time
+                    client.call("ResizeLease", lease_id=held[victim], memory_bytes=3 * GIB)
         pid, done = self.pid(), threading.Event()
         preempting = threading.Thread(target=self.preempt, args=(done,))
         preempting.start()
@@ -413,6 +439,69 @@ def test_killed_at_any_moment_it_leaves_nobody_frozen(units: Units) -> None:
             print(f"kill {count} of seed {seed}, {rest * 1000:.1f} ms after the first request")
             raise
     print(f"{KILLS} kills, {killer.frozen} of them with somebody frozen")
+
+
+@pytest.mark.parametrize(("watch", "said"), [("on", "our own group"), ("off", "it is read every")])
+def test_pressure_where_the_kernel_grants_no_trigger(units: Units, watch: str, said: str) -> None:
+    host = units.host
+    holder = units.idle("holder")
+    drop_in = "/run/systemd/system/inferenced.service.d/pressure.conf"
+    host.write(drop_in, f"[Service]\nBindReadOnlyPaths=/proc/pressure\nMemoryPressureWatch={watch}\n")
+    host.run("systemctl daemon-reload")
+    configure(host)
+    try:
+        with Client(host) as client:
+            batch(client, holder, GIB)
+            pid = host.property("inferenced.service", "MainPID")
+        wait_for(lambda: said in host.journal("inferenced.service"), f"the log says {said!r}", host)
+        watched = host.run(f"readlink /proc/{pid}/fd/*", check=False).stdout
+        assert ("inferenced.service/memory.pressure" in watched) is (watch == "on")
+    finally:
+        host.path(drop_in).unlink()
+        host.run("systemctl daemon-reload")
+        configure(host)
+
+
+PAINTER = "import signal; held = open('/dev/dri/renderD128'); signal.pause()"  # somebody at the screen
+
+
+@pytest.fixture
+def drawing(units: Units) -> Iterator[Units]:
+    """A machine with a GPU, of which the kernel's files tell, and a file in the place of its node."""
+    host = units.host
+    machines.unpack("amd-card", host.path("/run/card"))
+    drop_in = "/run/systemd/system/inferenced.service.d/card.conf"
+    host.write(drop_in, "[Service]\nEnvironment=SYNTROP_SYS_ROOT=/run/card/sys\n")
+    host.run(
+        "rm -rf /run/card/sys/fs && ln -s /sys/fs /run/card/sys/fs && mkdir -p /dev/dri"
+        " && touch /dev/dri/renderD128 && systemctl daemon-reload"
+    )
+    configure(host)
+    yield units
+    host.run(f"rm -r /dev/dri {drop_in} && systemctl daemon-reload")
+    configure(host)
+
+
+def test_somebody_who_draws_has_weaker_leases_of_the_device_stand_aside(drawing: Units) -> None:
+    """As the units are shipped: the arbiter itself cannot see what others have open."""
+    host = drawing.host
+    holder, other = drawing.idle("render-farm"), drawing.idle("elsewhere")
+    with Client(host) as client:
+        [plane] = [one["id"] for one in client.call("ListPlanes")["planes"] if one["kind"] == "gpu"]
+        how = {"priority": "Interactive", "memory_bytes": 1 << 20}
+        held = str(client.call("AcquireLease", plane=plane, unit=holder, **how)["lease_id"])
+        kept = str(client.call("AcquireLease", plane="cpu0", unit=other, **how)["lease_id"])
+        lookout = "systemctl list-units --plain --no-legend 'inferenced-lookout@*' | grep -c running"
+        wait_for(lambda: host.run(lookout, check=False).stdout == "1\n", "the lookout is awake", host)
+        drawing.start("painter", "python3", "-c", PAINTER, options=("--slice=user.slice", "--uid=nobody"))
+        wait_for(lambda: states(client)[held] == "Frozen", "the weaker one stands still", host)
+        assert drawing.stands(holder)
+        assert states(client)[kept] == "Active"
+        assert any("process" in cause for cause in explain(client, held)["frozen_for"])
+        host.run("systemctl kill --signal=KILL painter.service")
+        wait_for(lambda: states(client)[held] == "Active", "it goes on", host)
+        client.call("ReleaseLease", lease_id=held)
+    wait_for(lambda: host.run(lookout, check=False).stdout == "0\n", "the lookout is gone", host)
 
 
 # --- other ways in ---------------------------------------------------------------------------------------------

@@ -302,6 +302,14 @@ async def authorize(
     raise PermissionDenied
 
 
+async def trusts(call: Call) -> bool:
+    """Whether what a caller says of itself is believed: one of the suite's, or an operator. Nobody is asked."""
+    global _accounts
+    if _accounts is None:
+        _accounts = await loop.thread(Accounts.look_up)
+    return call.peer.known and holds(call.peer, SHARE, endpoint="", accounts=_accounts)
+
+
 class Quota:
     """How much of something each user may hold at once. Root and the daemon's own user are not counted."""
 

@@ -327,6 +327,8 @@ class Bus:
         self._serial = 0
         self._buffer = bytearray()
         self._signals: list[Message] | None = None
+        self.name = ""
+        """Our own on the bus, unique."""
 
     async def subscribe(self, rule: str) -> None:
         """Have signals that match a rule sent to us and kept for `signal()`. Raises DBusError and OSError."""
@@ -386,7 +388,7 @@ class Bus:
         await self._expect(b"AGREE_UNIX_FD")
         await self._send(b"BEGIN\r\n")
         name = "org.freedesktop.DBus"
-        await self.call(name, "/org/freedesktop/DBus", name, "Hello")
+        self.name = (await self.call(name, "/org/freedesktop/DBus", name, "Hello")).body[0]
 
     async def _expect(self, word: bytes) -> None:
         while b"\r\n" not in self._buffer:

@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import binascii
 import errno
 import os
 import select
@@ -148,10 +149,7 @@ class Trigger:
         """`lost()` is called once if the watched control group goes away. Raises TriggerUnavailable."""
         if kind not in ("some", "full"):
             raise ValueError(f"no pressure kind {kind!r}")
-        if (
-            not _MINIMUM_WINDOW_USEC <= window_usec <= _MAXIMUM_WINDOW_USEC
-            or not 0 < stall_usec <= window_usec
-        ):
+        if not _MINIMUM_WINDOW_USEC <= window_usec <= _MAXIMUM_WINDOW_USEC or not 0 < stall_usec <= window_usec:
             raise ValueError("a window has 0.5 to 10 s, and the stall lies within it")
         self._function = function
         self._lost = lost
@@ -207,10 +205,44 @@ class Trigger:
         self.close()
 
 
+class GivenTrigger(Trigger):
+    """What the service manager has us watch: the memory pressure of our own control group, by its own threshold.
+
+    systemd opens the file to us and names it in the environment (MEMORY_PRESSURE_WATCH, since 254). Of what its
+    protocol, *Memory Pressure Handling*, allows to be named this takes the kernel's file, as systemd does.
+    """
+
+    __slots__ = ()
+
+    def __init__(self, function: Callable[[], object], *, lost: Callable[[], object] | None = None) -> None:
+        """Raises TriggerUnavailable."""
+        self._function = function
+        self._lost = lost
+        self._fd = -1
+        self.stall_usec = self.window_usec = 0
+        self.path = os.environ.get("MEMORY_PRESSURE_WATCH", "")
+        if not self.path.startswith("/") or self.path == "/dev/null":
+            raise TriggerUnavailable("the service manager has us watch nothing")
+        try:
+            text = binascii.a2b_base64(os.environ.get("MEMORY_PRESSURE_WRITE", ""), strict_mode=True)
+            self._fd = _told(self.path, text)
+            loop.watch(self._fd, self._event)
+        except (OSError, ValueError) as error:
+            if self._fd >= 0:
+                os.close(self._fd)
+            why = _reason(self.path, error) if isinstance(error, OSError) else f"{self.path}: {error}"
+            raise TriggerUnavailable(why) from error
+
+
 def _armed(name: str, kind: str, stall_usec: int, window_usec: int) -> int:
+    return _told(name, f"{kind} {stall_usec} {window_usec}\0".encode())
+
+
+def _told(name: str, text: bytes) -> int:
     handle = os.open(name, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
-        os.write(handle, f"{kind} {stall_usec} {window_usec}\0".encode())
+        if text:
+            os.write(handle, text)
     except BaseException:
         os.close(handle)
         raise

@@ -18,6 +18,7 @@ MODULES = {
     "routerd": "syntrop.routerd",
     "inferenced": "syntrop.inferenced",
     "inferenced-aftermath": "syntrop.inferenced.aftermath",
+    "inferenced-lookout": "syntrop.inferenced.lookout",
     "modeld": "syntrop.modeld",
     "modeld-pull": "syntrop.modeld.pull",
     "contextd": "syntrop.contextd",

@@ -42,7 +42,7 @@ async def _set_right(past: Past) -> bool:
     """Thaw all, latest first, and give units their limits back; whether all run as before."""
     from syntrop.common import journal
     from syntrop.inferenced import freezer, squeeze
-    from syntrop.inferenced.arbiter import FreezeError
+    from syntrop.inferenced.standstill import FreezeError
 
     manager = freezer.Manager()
     done: list[list[str]] = []

@@ -7,52 +7,24 @@ reports that they do not use is lent. What a refused or abandoned request has be
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from time import monotonic
 
-from syntrop.common import journal, loop
+from syntrop.common import journal
 from syntrop.inferenced.crowd import Crowd
 from syntrop.inferenced.lease import NoRoom, State, WrongState, needed
+from syntrop.inferenced.standstill import FreezeError, Standstills
 from syntrop.inferenced.tier import Tier
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterable, Sequence
-    from typing import Any, Protocol
+    from collections.abc import Callable, Sequence
+    from typing import Protocol
 
     from syntrop.inferenced.lease import Lease
+    from syntrop.inferenced.standstill import Freezer, Gauge
     from syntrop.inferenced.table import Claim, Table
-
-    class Gauge(Protocol):
-        """What the kernel tells of memory."""
-
-        def refresh(self, planes: Iterable[str], *, exact: bool) -> Coroutine[Any, Any, None]:
-            """Look at these planes' memory and `Table.lend()` what there is; `exact`: at holders' use too."""
-
-        async def residents(self, lease: Lease) -> list[int | None]:
-            """Bytes that the holder has in use of each slice; None where the kernel does not tell."""
-
-        def pushes(self, lease: Lease) -> bool:
-            """Whether the kernel could be had to take host memory from the holder while it is frozen."""
-
-        async def push_out(self, lease: Lease, size: int, seconds: float) -> None:
-            """Have the kernel reclaim about `size` bytes from a frozen holder; `residents` tells the outcome.
-
-            Raises FreezeError if that holder runs now, and could not be stopped again.
-            """
-
-    class Freezer(Protocol):
-        """Stops and continues units and control groups, and keeps a record of it that outlives this process."""
-
-        def check(self, target: str) -> None:
-            """Raises FreezeError if it may not be frozen."""
-
-        async def freeze(self, target: str, cause: str, seconds: float) -> None:
-            """Return when all of its processes stand still. Raises FreezeError; then they run."""
-
-        async def thaw(self, target: str, seconds: float) -> None:
-            """Return when they run; a target that is gone is no error. Raises FreezeError."""
 
     class Asker(Protocol):
         """Tells holders that their memory is wanted."""
@@ -67,15 +39,6 @@ if TYPE_CHECKING:
     """Tells targets that must not be frozen; asked only when something is to be frozen."""
 
 
-class FreezeError(Exception):
-    """These processes may not be frozen, or could not be in time."""
-
-    def __init__(self, reason: str, unit: str | None = None) -> None:
-        super().__init__(reason)
-        self.reason = reason
-        self.unit = unit
-
-
 class Busy(Exception):
     """Too many requests wait already."""
 
@@ -88,19 +51,6 @@ class Limits:
     freeze_sec: float = 2.0
     push_out_sec: float = 2.0
     waiting_max: int = 4096
-
-
-@dataclass(slots=True, eq=False)
-class Standstill:
-    """A frozen target: whose leases it holds up, and for which leases (or the operator) it stands still."""
-
-    target: str
-    leases: dict[str, Lease] = field(default_factory=dict)
-    causes: set[str] = field(default_factory=set)
-
-    def held(self) -> list[Lease]:
-        """Leases whose memory it takes to go on: not those that had given it up before."""
-        return [one for one in self.leases.values() if one.state is State.FROZEN]
 
 
 PAUSE = 0.5
@@ -124,13 +74,9 @@ class Arbiter:
         self._gauge = gauge
         self._freezer = freezer
         self._asker = asker
-        self._frozen: dict[str, Standstill] = {}  # in the order of freezing
         self._causes: set[str] = set()  # of those who were granted nothing
-        self._moving: set[str] = set()  # targets that are being frozen or thawed right now
         self._crowd = Crowd(table, lambda planes: gauge.refresh(planes, exact=True))
-        self._settling: loop.Task[None] | None = None
-        self._unsettled = False
-        self._thaw_claims: dict[str, Claim] = {}
+        self.standing = Standstills(table, gauge, freezer, self._crowd, limits.freeze_sec, limits.push_out_sec)
 
     # --- requests ----------------------------------------------------------------------------------------
 
@@ -169,6 +115,8 @@ class Arbiter:
                         if here:
                             again, pause = monotonic() + pause, min(2 * pause, PAUSE_MAX)
                     else:
+                        if self._fits(claim):
+                            return table.grant(lease, monotonic(), claim)
                         continue
                 late = self._crowd.closed or monotonic() >= patience
                 if late or not await self._crowd.changed(patience, claim):
@@ -186,8 +134,8 @@ class Arbiter:
                 if victim.id in table.leases:
                     table.spare(victim, "no longer wanted")
             if lease.id not in table.leases:
-                self._uncause(lease.id)
-            self._wake()
+                self.standing.over(lease.id)
+            self.standing.wake()
 
     async def resize(self, lease: Lease, size: int, barred: Barred = nobody) -> None:
         """Raises NoRoom, WrongState. More memory may be taken from weaker leases, as for a new one."""
@@ -196,7 +144,7 @@ class Arbiter:
         more = size - part.charge(lease.state)
         if more <= 0:
             table.resize(lease, size)
-            self._wake()
+            self.standing.wake()
             return
         await self._gauge.refresh((part.memory,), exact=False)
         try:
@@ -218,52 +166,48 @@ class Arbiter:
                 raise WrongState(lease, State.ACTIVE)
             table.resize(lease, size, claim)
         except BaseException:
-            self._undo(here, lease.id)
+            self.standing.undo(here, lease.id)
             raise
         finally:
             table.withdraw(claim)
             for victim in claim.victims.values():
                 if victim.id in table.leases:
                     table.spare(victim, "no longer wanted")
-            self._wake()
+            self.standing.wake()
 
     def end(self, lease: Lease, state: State, reason: str = "") -> None:
         """Take a lease out. What stood still for it goes on."""
         self.table.end(lease, state, reason)
-        self._uncause(lease.id)
-        for standstill in self._frozen.values():
-            standstill.leases.pop(lease.id, None)
-        self._wake()
+        self.standing.ended(lease.id)
+        self.standing.wake()
 
     def yielded(self, lease: Lease) -> None:
         """The holder has given its memory up. Raises WrongState for a frozen lease."""
         self.table.yielded(lease)
-        self._wake()
+        self.standing.wake()
 
     def expire(self) -> None:
         """End what has run out."""
         for lease in self.table.expire(monotonic()):
-            self._uncause(lease.id)
-            for standstill in self._frozen.values():
-                standstill.leases.pop(lease.id, None)
-        self._wake()
+            self.standing.ended(lease.id)
+        self.standing.wake()
 
     async def freeze(self, lease: Lease) -> None:
         """Freeze a holder on somebody's word. Raises FreezeError, WrongState."""
         target = lease.holder.target
         self._freezer.check(target)
-        standstill = self._frozen.get(target)
+        standstill = self.standing.get(target)
         if standstill is not None:
             standstill.causes.add(OPERATOR)
             return
         if State.FROZEN is lease.state:
             raise WrongState(lease, State.FROZEN)
-        await self._freeze(target, OPERATOR, "an operator asked for it")
+        await self.standing.freeze(target, OPERATOR, "an operator asked for it")
 
     async def thaw(self, lease: Lease) -> None:
         """Let a holder go on, whatever it was frozen for. Raises NoRoom where its memory is lent, WrongState."""
-        await self._settled(lease.holder.target)
-        standstill = next((one for one in self._frozen.values() if lease.id in one.leases), None)
+        await self.standing.settled(lease.holder.target)
+        standstill = self.standing.of_lease(lease.id)
         if standstill is None:
             raise WrongState(lease, State.ACTIVE)
         if not self.table.can_thaw(standstill.held()):
@@ -275,7 +219,7 @@ class Arbiter:
                 partial(self.table.holders, part.memory),
             )
         standstill.causes.clear()
-        await self._thaw(standstill, "an operator asked for it")
+        await self.standing.thaw(standstill, "an operator asked for it")
 
     async def stand_aside(self, cause: str, leases: Sequence[Lease], reason: str) -> None:
         """Have holders give up or stand still for somebody who was granted nothing, until `over(cause)`.
@@ -290,6 +234,7 @@ class Arbiter:
             seconds = self.limits.yield_sec if reachable else 0.0
             for one in asked:
                 self.table.ask(one, claim, reason)
+                self._freezer.expect(one.holder.target)
                 self._asker.ask(one, 0, int(seconds * 1000), reason)
             deadline = monotonic() + seconds
             while any(one.state is State.PREEMPTING for one in asked) and await self._crowd.changed(deadline):
@@ -299,7 +244,7 @@ class Arbiter:
                     return
                 try:
                     self._freezer.check(target)
-                    await self._freeze(target, cause, reason)
+                    await self.standing.freeze(target, cause, reason)
                 except FreezeError as error:
                     journal.notice(f"{target or 'A holder'} goes on: {error.reason}")
         finally:
@@ -308,24 +253,14 @@ class Arbiter:
                 if one.id in self.table.leases:
                     self.table.spare(one)
             if cause not in self._causes:
-                self._uncause(cause)
-            self._wake()
+                self.standing.over(cause)
+            self.standing.wake()
 
     def over(self, cause: str) -> None:
         """Nobody needs to stand aside for it any more."""
         self._causes.discard(cause)
-        self._uncause(cause)
-        self._wake()
-
-    def adopt(self, target: str, leases: Iterable[Lease], causes: Iterable[str]) -> None:
-        """What was frozen before a restart: it goes on as soon as none of its causes is left."""
-        standstill = Standstill(target, {one.id: one for one in leases}, set(causes))
-        self._frozen[target] = standstill
-        self._wake()
-
-    def standstills(self) -> list[Standstill]:
-        """What is frozen, in the order of freezing."""
-        return list(self._frozen.values())
+        self.standing.over(cause)
+        self.standing.wake()
 
     def close(self) -> None:
         """The daemon stops: nobody waits for room any more."""
@@ -333,7 +268,7 @@ class Arbiter:
 
     def wake(self) -> None:
         """Something changed outside, such as a plane's memory: let those who wait look again."""
-        self._wake()
+        self.standing.wake()
 
     # --- taking back -------------------------------------------------------------------------------------
 
@@ -350,6 +285,7 @@ class Arbiter:
         reason = f"wanted at a higher priority ({cause})"
         for one in asked:
             table.ask(one, claim, reason)
+            self._freezer.expect(one.holder.target)
             self._asker.ask(one, self._shrunk(one, claim), int(seconds * 1000), reason)
         deadline = monotonic() + seconds
         while not self._fits(claim):
@@ -362,7 +298,7 @@ class Arbiter:
         try:
             await self._freeze_some(claim, victims, cause, barred, here)
         except BaseException:
-            self._undo(here, cause)
+            self.standing.undo(here, cause)
             raise
 
     async def _freeze_some(
@@ -390,44 +326,27 @@ class Arbiter:
                 continue  # it gave in after all
             here.append(target)
             try:
-                await self._freeze(target, cause, f"its memory is wanted at a higher priority ({cause})")
+                await self.standing.freeze(target, cause, f"its memory is wanted at a higher priority ({cause})")
             except FreezeError as error:
                 journal.warning(f"{target} could not be frozen: {error.reason}")
         if self._fits(claim):
             return
         for target in here:
-            for one in list(self._frozen[target].leases.values()) if target in self._frozen else ():
+            standstill = self.standing.get(target)
+            for one in list(standstill.leases.values()) if standstill is not None else ():
                 short = max((self._short(claim, part.memory) for part in one.slices), default=0)
                 if short > 0 and one.state is State.FROZEN and self._gauge.pushes(one):
-                    await self._push_out(target, one, short)
+                    await self.standing.push_out(target, one, short)
                     if self._fits(claim):
                         return
         self.table.fits(claim.needs, claim.tier, claim)
-
-    async def _push_out(self, target: str, lease: Lease, short: int) -> None:
-        """Have a frozen holder's memory reclaimed, and book what is left. It may run for a moment meanwhile."""
-        await self._settled(target)
-        self._moving.add(target)
-        try:
-            await self._gauge.push_out(lease, short, self.limits.push_out_sec)
-        except FreezeError as error:
-            journal.error(f"{target} could not be stopped again: {error.reason}")
-            standstill = self._frozen.get(target)
-            for one in list(standstill.leases.values()) if standstill is not None else ():
-                self.end(one, State.REVOKED, "its holder could not be stopped again while its memory was lent")
-        finally:
-            self._moving.discard(target)
-            self._wake()
-        residents = await self._gauge.residents(lease)
-        if lease.state is State.FROZEN:
-            self.table.measured(lease, residents)
 
     async def _might_fit(self, claim: Claim, targets: dict[str, list[Lease]]) -> None:
         """Raise NoRoom if freezing could not make enough room anyway: then nobody is stopped for nothing."""
         short = {plane: missing for plane in claim.needs if (missing := self._short(claim, plane)) > 0}
         for leases in targets.values():
             for one in leases:
-                residents = await self._gauge.residents(one)
+                residents = await self._gauge.residents(one, exact=False)
                 for part, resident in zip(one.slices, residents, strict=True):
                     if part.memory in short:
                         kept = part.size if resident is None else min(part.size, resident)
@@ -436,103 +355,6 @@ class Arbiter:
             if missing > 0:
                 size = claim.needs[plane]
                 raise NoRoom(plane, size, size - missing, partial(self.table.holders, plane))
-
-    async def _freeze(self, target: str, cause: str, reason: str) -> None:
-        """Freeze a target and book what its leases then really use."""
-        await self._settled(target)
-        standstill = self._frozen.get(target)
-        self._moving.add(target)  # until all is booked: who has no lease yet would be thawed for having none
-        try:
-            if standstill is None:
-                standstill = Standstill(target)
-                self._frozen[target] = standstill
-                try:
-                    await self._freezer.freeze(target, cause, self.limits.freeze_sec)
-                except BaseException:
-                    del self._frozen[target]
-                    raise
-            standstill.causes.add(cause)
-            try:
-                for one in self.table.of_target(target):
-                    residents = await self._gauge.residents(one)
-                    if one.id in self.table.leases and one.state in (State.ACTIVE, State.PREEMPTING):
-                        self.table.freeze(one, monotonic(), residents, reason)
-                    if one.id in self.table.leases:
-                        standstill.leases[one.id] = one
-            except BaseException:
-                standstill.causes.discard(cause)
-                raise
-        finally:
-            self._moving.discard(target)
-            self._wake()
-
-    async def _settled(self, target: str) -> None:
-        """Wait until nobody freezes or thaws it."""
-        while target in self._moving:
-            await self._crowd.changed(monotonic() + self.limits.freeze_sec)
-
-    def _undo(self, targets: list[str], cause: str) -> None:
-        for target in targets:
-            standstill = self._frozen.get(target)
-            if standstill is not None:
-                standstill.causes.discard(cause)
-        if targets:  # else nothing has changed: whoever failed would wake itself, again and again
-            self._wake()
-
-    # --- letting go --------------------------------------------------------------------------------------
-
-    def _uncause(self, lease_id: str) -> None:
-        for standstill in self._frozen.values():
-            standstill.causes.discard(lease_id)
-
-    def _settle_soon(self) -> None:
-        self._unsettled = True
-        if self._settling is None and any(not one.causes or not one.leases for one in self._frozen.values()):
-            self._settling = loop.spawn(self._settle(), "thaw what has no reason to stand still")
-
-    async def _settle(self) -> None:
-        """Thaw, latest first, what has no cause left and whose memory is there again."""
-        try:
-            while self._unsettled:
-                self._unsettled = False
-                for standstill in reversed(list(self._frozen.values())):
-                    target = standstill.target
-                    if (standstill.causes and standstill.leases) or target in self._moving:
-                        continue
-                    held = standstill.held()
-                    if self.table.can_thaw(held):
-                        await self._thaw(standstill, "")
-                    elif target in self._thaw_claims:
-                        self._thaw_claims[target].needs = _missing(held)
-                    else:
-                        # Its room was lent while it stood still: it is the next to get some.
-                        tier = max(one.tier for one in held)
-                        self._thaw_claims[target] = self.table.claim(tier, _missing(held))
-        finally:
-            self._settling = None
-
-    async def _thaw(self, standstill: Standstill, reason: str) -> None:
-        target = standstill.target
-        waiting = self._thaw_claims.pop(target, None)
-        if waiting is not None:
-            self.table.withdraw(waiting)
-        # What it gets back is kept for it while the manager works.
-        claim = self.table.claim(Tier.EMERGENCY, _missing(standstill.held()), first=True)
-        self._moving.add(target)
-        try:
-            await self._freezer.thaw(target, self.limits.freeze_sec)
-        except FreezeError as error:
-            journal.error(f"{target} could not be thawed, trying again: {error.reason}")
-            loop.call_later(1.0, self._wake)
-            return
-        finally:
-            self._moving.discard(target)
-            self.table.withdraw(claim)
-        self._frozen.pop(target, None)
-        for one in list(standstill.leases.values()):
-            if one.id in self.table.leases and one.state is State.FROZEN:
-                self.table.thaw_anyway(one, monotonic(), reason)
-        self._wake()
 
     # --- small things ------------------------------------------------------------------------------------
 
@@ -548,15 +370,3 @@ class Arbiter:
             return 0  # a gang gives all or nothing
         part = lease.slices[0]
         return max(0, part.size - max(0, self._short(claim, part.memory)))
-
-    def _wake(self) -> None:
-        self._crowd.wake()
-        self._settle_soon()
-
-
-def _missing(leases: Iterable[Lease]) -> dict[str, int]:
-    missing: dict[str, int] = {}
-    for lease in leases:
-        for part in lease.slices:
-            missing[part.memory] = missing.get(part.memory, 0) + part.size - part.charge(lease.state)
-    return {plane: size for plane, size in missing.items() if size > 0}

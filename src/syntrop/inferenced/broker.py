@@ -21,9 +21,10 @@ from syntrop.inferenced.meter import Meter
 from syntrop.inferenced.opens import Opens
 from syntrop.inferenced.pressing import Pressing
 from syntrop.inferenced.quarantine import Quarantine
+from syntrop.inferenced.sight import Sight
 from syntrop.inferenced.squeeze import Squeezer
 from syntrop.inferenced.table import Table
-from syntrop.inferenced.tier import NAMES
+from syntrop.inferenced.tier import NAMES, Tier
 from syntrop.inferenced.topology import stated
 from syntrop.inferenced.watch import Watchers
 
@@ -39,8 +40,6 @@ if TYPE_CHECKING:
     from syntrop.inferenced.lease import Holder, Key
     from syntrop.inferenced.plane import Topology
     from syntrop.inferenced.table import Change
-    from syntrop.inferenced.tier import Tier
-
 
 LINGER: Final = 1.0
 """Seconds for which the machine is still watched after the last lease: to end it may take the kernel 20 ms (of
@@ -70,22 +69,29 @@ class Broker:
         self.gauges = gauges
         self.log = records.Log(aftermath.path(), self.boot)
         self.squeezer = Squeezer(self.log, self.manager)
-        self.meter = Meter(gauges, self.table, self.squeezer, settings.host_reserve)
+        self.sight = Sight()
+        self.meter = Meter(gauges, self.table, self.squeezer, settings.host_reserve, self.sight.look)
         self.freezer = Freezer(self.log, self.manager, settings.delegated)
         self.freezer.thawed = self.squeezer.thawed
         self.arbiter = Arbiter(self.table, self.meter, self.freezer, self.watchers, _limits(settings))
         self.holders = holders.Watcher(self._holder_gone)
         self.degraded = ""
         """Why not all is well; empty when it is."""
-        self.pressing = Pressing(settings)
+        self.pressing = Pressing(settings, self.meter.lend)
         self.governing = Governing(self.table, self.watchers, watermarks(settings), self.meter.lend)
         self.meter.observe = self.governing.observe
         self.opens = Opens(
-            lambda: self.topology, slice_tiers(settings.slice_tiers), self.on, self._stand_aside, self.arbiter.over
+            lambda: self.topology,
+            slice_tiers(settings.slice_tiers),
+            self.on,
+            self._stand_aside,
+            self.arbiter.over,
+            self.sight.look,
         )
         self._monitor: Monitor | None = None
         self._expiry: loop.Timer | None = None
         self._resting: loop.Timer | None = None
+        self._leaving: loop.Timer | None = None
         self._close_planes()
 
     @property
@@ -105,18 +111,20 @@ class Broker:
             if one.state is State.FROZEN and one.id in self.table.leases:
                 self.table.measured(one, await self.meter.residents(one))
         now = monotonic()
-        for one in list(self.table):
+        for one in sorted(self.table, key=lambda lease: (-lease.tier, lease.order)):
             if one.state is State.PREEMPTING:
                 self.table.spare(one)  # whoever asked is gone
             elif one.state is State.FROZEN and one.holder.target not in past.frozen:
-                # It was thawed when we ended. Its memory may be lent to others by now; twice it cannot be.
+                # It was thawed when we ended, so it keeps what it has. What it never used may be lent by now.
                 if self.table.can_thaw([one]):
-                    self.table.thaw(one, now, "thawed after a crash")
+                    self.table.thaw(one, now, "it went on when inferenced ended")
                 else:
-                    self.arbiter.end(one, State.REVOKED, "thawed after a crash while its memory was lent")
+                    self.table.thaw_within(one, now, "what it had not used was lent when inferenced ended")
         for target, causes in past.frozen.items():
             self.freezer.take_over(target)
-            self.arbiter.adopt(target, self.table.of_target(target), [c for c in causes if c in self.table.leases])
+            self.arbiter.standing.adopt(
+                target, self.table.of_target(target), [c for c in causes if c in self.table.leases]
+            )
         for target in past.loose:
             self.freezer.let_go(target)
         self.squeezer.take_over(past.limits)
@@ -182,6 +190,12 @@ class Broker:
             raise
         if one.lifetime is not None:
             self.plan_expiry()
+        loop.call_soon(self._expect, one)
+
+    def _expect(self, one: Lease) -> None:
+        """Who can hear is asked first, which is time enough to make a freeze ready; others are frozen at once."""
+        if one.tier < Tier.EMERGENCY and one.id in self.table.leases and not self.watchers.reaches(one):
+            self.freezer.expect(one.holder.target)
 
     def hold(self) -> None:
         """Stay while there is a lease or something frozen."""
@@ -195,6 +209,8 @@ class Broker:
             self.pressing.watch()
             if any(plane.device and self.table.occupied(name) for name, plane in self.topology.planes.items()):
                 self._watch_devices()
+            elif self._leaving is None and self.sight.kept:
+                self._leaving = loop.call_later(LINGER, self._leave_devices)
         else:
             self._busy.release()
             if self._resting is None:
@@ -251,13 +267,25 @@ class Broker:
             self._resting = None
         self.pressing.rest()
         self.governing.rest()
+        self._leave_devices()
+
+    def _leave_devices(self) -> None:
+        """Nobody holds memory of a device."""
+        if self._leaving is not None:
+            self._leaving.cancel()
+            self._leaving = None
         self.opens.rest()
+        self.sight.rest()
         if self._monitor is not None:
             self._monitor.close()
             self._monitor = None
 
     def _watch_devices(self) -> None:
         """Somebody holds memory of a device: it may go, or be opened by others."""
+        if self._leaving is not None:
+            self._leaving.cancel()
+            self._leaving = None
+        self.sight.keep()
         self.opens.watch()
         if self._monitor is None:
             from syntrop.inferenced.hotplug import Monitor
@@ -319,7 +347,7 @@ class Broker:
 
     def _standing(self) -> list[tuple[str, list[str]]]:
         """What is frozen, in the order of freezing, each with its causes."""
-        causes = {one.target: sorted(one.causes) for one in self.arbiter.standstills()}
+        causes = {one.target: sorted(one.causes) for one in self.arbiter.standing}
         return [(target, causes.get(target) or [""]) for target in self.freezer.standing]
 
     def _unwritten(self, error: OSError) -> None:

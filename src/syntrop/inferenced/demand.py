@@ -27,9 +27,13 @@ def of_generation(model: Mapping[str, Any], requests: Sequence[GenerateRequest],
     first = requests[0]
     context: int = model["context_window"]
     length = context if prompt is None else min(context, prompt + (first.max_tokens or ANSWER))
-    sequences = min(first.n, AT_ONCE) * min(len(requests), AT_ONCE)
     each: int = model.get("cache_token_bytes") or 0
-    return max(LEAST, sequences * length * each)
+    return max(LEAST, sequences(requests) * length * each)
+
+
+def sequences(requests: Sequence[GenerateRequest]) -> int:
+    """How many of them run at once at most."""
+    return min(requests[0].n, AT_ONCE) * min(len(requests), AT_ONCE)
 
 
 def of_embedding(model: Mapping[str, Any] | None, request: EmbedRequest) -> int:

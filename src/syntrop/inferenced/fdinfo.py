@@ -27,7 +27,7 @@ import re
 from dataclasses import dataclass, field
 from time import monotonic
 
-from syntrop.common import paths
+from syntrop.common import paths, peer
 from syntrop.inferenced import pcie
 
 TYPE_CHECKING = False
@@ -40,7 +40,7 @@ _KEY = re.compile(r"drm-(resident|memory|total)-([a-z0-9-]{1,32})", re.ASCII)
 _SIZE = re.compile(r"(\d{1,19})(?:[ \t]+(KiB|MiB|GiB))?", re.ASCII)
 _UNITS = {None: 0, "KiB": 10, "MiB": 20, "GiB": 30}
 _OWN = re.compile(r"(vram|local)\d*")
-_NODE = re.compile(r"(?:.*/)?(?:dri/(?:renderD|card)|accel/accel)\d+(?: \(deleted\))?")
+_NODE = re.compile(r"(?:.*/)?((?:dri/(?:renderD|card)|accel/accel)\d+)(?: \(deleted\))?")
 _ORDER = ("total", "memory", "resident")  # the last of them that is there counts
 
 
@@ -55,6 +55,29 @@ class Stats:
     host: int | None
 
 
+@dataclass(frozen=True, slots=True)
+class File:
+    """A device's node (`dri/renderD128`) that is open: in which process, by number and start (0: it has ended), as
+    which of its files, and what the driver tells of that, if anything."""
+
+    node: str
+    pid: int
+    start: int
+    name: str
+    stats: Stats | None
+
+
+@dataclass(slots=True)
+class Look:
+    """What a look at the processes' files found."""
+
+    files: list[File] = field(default_factory=list)
+    refused: int = 0
+    """Processes that may not be looked into."""
+    cut: bool = False
+    """Whether time or number ran out before all were seen."""
+
+
 @dataclass(slots=True)
 class Client:
     """An open file of a device, in one or more processes."""
@@ -67,7 +90,7 @@ class Client:
 
 @dataclass(slots=True)
 class Usage:
-    """What a look at the processes found."""
+    """Who uses devices' memory, by a look at the processes."""
 
     clients: dict[tuple[str, int | str], Client] = field(default_factory=dict)
     """By device and client."""
@@ -156,13 +179,30 @@ def _size(value: str) -> int | None:
 # --- reader --------------------------------------------------------------------------------------------------
 
 
-def usage(pids: Iterable[int] | None = None, *, seconds: float = 0.5, files_max: int = 100_000) -> Usage:
+def usage(look: Look) -> Usage:
+    """Pure: the files of a look, by client."""
+    found = Usage(refused=look.refused, cut=look.cut)
+    for file in look.files:
+        stats = file.stats
+        if stats is None:
+            continue
+        slot = stats.slot or ""
+        # Without a number (before Linux 5.19) two files cannot be told from one: each counts.
+        key = (slot, stats.client if stats.client is not None else f"{file.pid}/{file.name}")
+        client = found.clients.get(key)
+        if client is None:
+            client = found.clients[key] = Client(slot, stats.own, stats.host)
+        client.pids.add(file.pid)
+    return found
+
+
+def look(pids: Iterable[int] | None = None, *, seconds: float = 0.5, files_max: int = 100_000) -> Look:
     """Look at these processes, or at all. Blocking, so for a worker thread where all are meant.
 
     Only files that are open device nodes are read: the others are told by their links. It ends after `seconds` or
     `files_max` open files, and then says that it did. A process that ends meanwhile has used nothing.
     """
-    found = Usage()
+    found = Look()
     until, left = monotonic() + seconds, files_max
     for pid in sorted(_processes() if pids is None else set(pids)):
         folder = paths.proc(str(pid))
@@ -177,28 +217,29 @@ def usage(pids: Iterable[int] | None = None, *, seconds: float = 0.5, files_max:
         if left < 0 or monotonic() > until:
             found.cut = True
             break
+        start: int | None = None
         for name in names:
-            _add(found, pid, folder, name)
+            node = _node(folder, name)
+            if node is not None:
+                start = _start(pid) if start is None else start
+                stats = parse(pcie.read(os.path.join(folder, "fdinfo", name), 16384) or "")
+                found.files.append(File(node, pid, start, name, stats))
     return found
 
 
-def _add(found: Usage, pid: int, folder: str, name: str) -> None:
+def _start(pid: int) -> int:
     try:
-        target = os.readlink(os.path.join(folder, "fd", name))
+        return peer.start_time(pid) or 0
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
+def _node(folder: str, name: str) -> str | None:
+    try:
+        match = _NODE.fullmatch(os.readlink(os.path.join(folder, "fd", name)))
     except OSError:
-        return  # closed, or the process has ended
-    if not _NODE.fullmatch(target):
-        return
-    stats = parse(pcie.read(os.path.join(folder, "fdinfo", name), 16384) or "")
-    if stats is None:
-        return
-    slot = stats.slot or ""
-    # Without a number (before Linux 5.19) two files cannot be told from one: each counts.
-    key = (slot, stats.client if stats.client is not None else f"{pid}/{name}")
-    client = found.clients.get(key)
-    if client is None:
-        client = found.clients[key] = Client(slot, stats.own, stats.host)
-    client.pids.add(pid)
+        return None  # closed, or the process has ended
+    return match[1] if match is not None else None
 
 
 def _processes() -> list[int]:

@@ -11,19 +11,32 @@ from time import monotonic
 
 from syntrop.common import cgroup, journal, loop
 from syntrop.inferenced import targets
-from syntrop.inferenced.arbiter import FreezeError
+from syntrop.inferenced.standstill import FreezeError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from typing import Any
+    from collections.abc import Callable, Coroutine, Sequence
+    from typing import Any, Final
 
     from syntrop.common.dbus import Bus
     from syntrop.inferenced.records import Log
 
+_POLKIT = (
+    "org.freedesktop.PolicyKit1",
+    "/org/freedesktop/PolicyKit1/Authority",
+    "org.freedesktop.PolicyKit1.Authority",
+)
+_ACTION = "org.freedesktop.systemd1.manage-units"
 _MANAGER = ("org.freedesktop.systemd1", "/org/freedesktop/systemd1", "org.freedesktop.systemd1.Manager")
 _UNANSWERED = tuple(f"org.freedesktop.DBus.Error.{name}" for name in ("NoReply", "Disconnected", "Timeout"))
 _NO_UNIT = ("org.freedesktop.systemd1.NoSuchUnit", "org.freedesktop.systemd1.UnitInactive")
+
+WARM_SEC: Final = 2.0
+"""Seconds that making ready may take. What is not ready by then is no readier for a call that waits for it."""
+LOOK_SEC: Final = 0.001
+"""Seconds after which the kernel is asked again whether a unit stands still, at first."""
+PAUSE_SEC: Final = 10.0
+"""Seconds after an attempt in which there is no other."""
 
 
 class Refused(FreezeError):
@@ -36,9 +49,37 @@ class Manager:
     def __init__(self) -> None:
         self._bus: Bus | None = None
         self._turn: loop.Event | None = None
+        self._warmed = -PAUSE_SEC
+
+    def warm(self) -> None:
+        """Make ready what the next call takes: the connection, and polkit, whom the manager asks and the bus may
+        have to start."""
+        if self._bus is None and self._turn is None and monotonic() - self._warmed >= PAUSE_SEC:
+            self._warmed = monotonic()
+            loop.spawn(self._warm(), "greet the manager")
 
     async def call(self, member: str, signature: str, values: Sequence[Any], seconds: float) -> None:
         """Raises FreezeError with what the manager, polkit or the bus said."""
+        from syntrop.common import dbus
+
+        try:
+            await self._in_turn(member, lambda: self._call(member, signature, values), seconds)
+        except dbus.DBusError as error:
+            if error.name in _NO_UNIT and member == "ThawUnit":
+                return
+            kind = FreezeError if error.name in _UNANSWERED else Refused
+            raise kind(f"{member}: {error}") from None
+
+    async def _warm(self) -> None:
+        from syntrop.common import dbus
+
+        try:
+            await self._in_turn("polkit", self._greet, WARM_SEC)
+        except (FreezeError, dbus.DBusError) as error:
+            journal.info(f"Who has to be frozen will be so a little later: {error}")
+
+    async def _in_turn(self, what: str, work: Callable[[], Coroutine[Any, Any, None]], seconds: float) -> None:
+        """Raises FreezeError, DBusError."""
         from syntrop.common import dbus
 
         while self._turn is not None:
@@ -46,18 +87,15 @@ class Manager:
         self._turn = loop.Event()
         try:
             with loop.deadline(seconds):
-                await self._call(member, signature, values)
+                await work()
         except TimeoutError:
             self.close()
-            raise FreezeError(f"the manager did not answer {member} in {seconds:g} s") from None
-        except dbus.DBusError as error:
-            if error.name in _NO_UNIT and member == "ThawUnit":
-                return
-            kind = FreezeError if error.name in _UNANSWERED else Refused
-            raise kind(f"{member}: {error}") from None
+            raise FreezeError(f"the manager did not answer {what} in {seconds:g} s") from None
+        except dbus.DBusError:
+            raise
         except OSError as error:
             self.close()
-            raise FreezeError(f"{member}: {error.strerror or error}") from None
+            raise FreezeError(f"{what}: {error.strerror or error}") from None
         except BaseException:
             self.close()  # the reply may still be on its way
             raise
@@ -77,6 +115,15 @@ class Manager:
         self._bus = await dbus.connect()
         await self._bus.call(*_MANAGER, member, signature, values)
 
+    async def _greet(self) -> None:
+        """Connect, and ask polkit what the manager will: of ourselves, and about no unit, so that it says no."""
+        from syntrop.common import dbus
+
+        if self._bus is None:
+            self._bus = await dbus.connect()
+        question = [("system-bus-name", {"name": ("s", self._bus.name)}), _ACTION, {}, 0, ""]
+        await self._bus.call(*_POLKIT, "CheckAuthorization", "(sa{sv})sa{ss}us", question)
+
     def close(self) -> None:
         if self._bus is not None:
             self._bus.close()
@@ -84,7 +131,7 @@ class Manager:
 
 
 class Freezer:
-    """`arbiter.Freezer`. `standing`: what is on record as frozen, in that order, until it is known to run."""
+    """`standstill.Freezer`. `standing`: what is on record as frozen, in that order, until it is known to run."""
 
     def __init__(self, log: Log, manager: Manager, delegated: Sequence[str] = ()) -> None:
         self._log = log
@@ -99,6 +146,10 @@ class Freezer:
         reason = targets.objection(target)
         if reason is not None:
             raise FreezeError(reason, None if targets.is_group(target) else target or None)
+
+    def expect(self, target: str) -> None:
+        if not targets.is_group(target) and targets.objection(target) is None:
+            self._manager.warm()
 
     async def freeze(self, target: str, cause: str, seconds: float) -> None:
         self.check(target)
@@ -157,8 +208,8 @@ class Freezer:
             if targets.is_group(target):
                 await cgroup.Group(target).freeze(seconds)
             else:
-                await self._manager.call("FreezeUnit", "s", [target], seconds)
-                await cgroup.of_unit(target).wait_frozen(max(0.01, until - monotonic()))
+                if not await _ask(self._manager, "FreezeUnit", target, seconds):
+                    await cgroup.of_unit(target).wait_frozen(max(0.01, until - monotonic()))
         except (cgroup.CgroupError, ValueError) as error:
             raise FreezeError(str(error)) from None
 
@@ -195,13 +246,47 @@ def _stands(target: str) -> bool:
         return False  # it is gone
 
 
+async def _ask(manager: Manager, member: str, unit: str, seconds: float) -> bool:
+    """Have the manager freeze or thaw a unit; whether it was seen to have happened before the manager said so.
+
+    The kernel's word is enough. The manager hears it from a thread of the kernel, for which a busy machine has no
+    time, and not twice in 10 ms. Raises FreezeError.
+    """
+    stood = _stands(unit)
+    asked = loop.spawn(_answer(manager, member, unit, seconds), f"{member} {unit}", eager=True)
+    answered = loop.Event()
+    asked.when_done(lambda _: answered.set())
+    pause = LOOK_SEC
+    while not asked.done:
+        if _stands(unit) != stood:
+            return True
+        try:
+            with loop.deadline(pause):
+                await answered.wait()
+        except TimeoutError:
+            pause = min(1.1 * pause, 20 * LOOK_SEC)
+    error = asked.result()
+    if error is not None:
+        raise error
+    return False
+
+
+async def _answer(manager: Manager, member: str, unit: str, seconds: float) -> FreezeError | None:
+    """What the manager said against it. Whoever has seen what they waited for does not wait for this, too."""
+    try:
+        await manager.call(member, "s", [unit], seconds)
+    except FreezeError as error:
+        return error
+    return None
+
+
 async def thaw(manager: Manager, target: str, seconds: float) -> None:
     """Let a target go on, if it is there. Raises FreezeError."""
     try:
         if targets.is_group(target):
             await cgroup.Group(target).thaw(seconds)
         else:
-            await manager.call("ThawUnit", "s", [target], seconds)
+            await _ask(manager, "ThawUnit", target, seconds)
     except cgroup.NoSuchGroup:
         pass
     except cgroup.CgroupError as error:

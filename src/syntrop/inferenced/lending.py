@@ -65,6 +65,7 @@ class Lender:
         try:
             for one in requests:
                 one.routing.priority = SPELLED[lent.lease.tier]
+                one.routing.leased = lent.lease.size // demand.sequences(requests)
             turn: Generation
             if len(requests) == 1:
                 turn = self.engine.generate(first)

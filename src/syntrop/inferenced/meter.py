@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the kernel tells of planes and holders, brought to the table: `arbiter.Gauge` over `gauges.Gauges`.
+"""What the kernel tells of planes and holders, brought to the table: `standstill.Gauge` over `gauges.Gauges`.
 
 What our holders use is theirs already and must not count as use by others. To look at every holder at
 every request would be slow: they are looked at only when the room that is known without it would not do.
@@ -16,8 +16,8 @@ from syntrop.inferenced.lease import Holder, State
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping
-    from typing import Final
+    from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
+    from typing import Any, Final
 
     from syntrop.inferenced.gauges import Fill, Gauges
     from syntrop.inferenced.lease import Key, Lease
@@ -34,13 +34,22 @@ _PAGE: Final = 4096
 
 
 class Meter:
-    """`reserve`: bytes of host memory that are never lent, to keep the host going."""
+    """`reserve`: bytes of host memory that are never lent, to keep the host going. `look` tells who has devices
+    open: of some processes, or of all."""
 
-    def __init__(self, gauges: Gauges, table: Table, squeezer: Squeezer, reserve: int) -> None:
+    def __init__(
+        self,
+        gauges: Gauges,
+        table: Table,
+        squeezer: Squeezer,
+        reserve: int,
+        look: Callable[[Collection[int] | None], Coroutine[Any, Any, fdinfo.Look]],
+    ) -> None:
         self._gauges = gauges
         self._table = table
         self._squeezer = squeezer
         self._reserve = reserve
+        self._look = look
         self._looked = 0.0
         self._usage: fdinfo.Usage | None = None
         self._use: dict[str, list[int | None]] = {}  # bytes in use by slice, of leases as they were last looked at
@@ -55,7 +64,7 @@ class Meter:
         self.closed: frozenset[str] = frozenset()
         """Planes on which nothing is placed: quarantined ones."""
 
-    # --- arbiter.Gauge -----------------------------------------------------------------------------------
+    # --- standstill.Gauge --------------------------------------------------------------------------------
 
     async def refresh(self, planes: Iterable[str], *, exact: bool) -> None:
         if exact:
@@ -63,7 +72,9 @@ class Meter:
         elif monotonic() - self._looked >= FRESH:
             self.lend()
 
-    async def residents(self, lease: Lease) -> list[int | None]:
+    async def residents(self, lease: Lease, *, exact: bool = True) -> list[int | None]:
+        if not exact and lease.id in self._use:
+            return self._use[lease.id]
         used = await self._measured([(lease.holder, {part.plane for part in lease.slices})])
         self._deal_out(lease.holder.key, used)
         return self._use.get(lease.id) or [None] * len(lease.slices)
@@ -198,18 +209,29 @@ class Meter:
             plane.device is not None and (plane.host or name) in planes for name, plane in topology.planes.items()
         ):
             units = [key for key in self._table.holding() if isinstance(key, str)]
-            self._usage, self._members = await loop.thread(_processes, units)
+            self._usage = fdinfo.usage(await self._look(None))
+            self._members = await loop.thread(_processes, units)
         self.lend()
 
     async def _measured(self, wanted: Collection[tuple[Holder, set[str]]]) -> dict[tuple[object, str], int | None]:
         """Bytes in use by holder and plane."""
         if len(wanted) <= AT_ONCE and all(plane.startswith("cpu") for _, planes in wanted for plane in planes):
-            return self._measure(wanted)  # a read each: a thread would cost the loop more
-        return await loop.thread(self._measure, wanted)
+            return self._measure(wanted, None)  # a read each: a thread would cost the loop more
+        told = self._gauges.topology.planes
+        drm = [holder for holder, planes in wanted if any(name in told and told[name].device for name in planes)]
+        pids = await loop.thread(_all_pids, drm) if drm else ()
+        usage = fdinfo.usage(await self._look(pids)) if drm else None
+        return await loop.thread(self._measure, wanted, usage)
 
-    def _measure(self, wanted: Collection[tuple[Holder, set[str]]]) -> dict[tuple[object, str], int | None]:
+    def _measure(
+        self, wanted: Collection[tuple[Holder, set[str]]], usage: fdinfo.Usage | None
+    ) -> dict[tuple[object, str], int | None]:
         """In a worker thread, mostly: it looks at nothing but the kernel's files."""
-        return {(holder.key, plane): self._in_use(holder, plane) for holder, planes in wanted for plane in planes}
+        return {
+            (holder.key, plane): self._in_use(holder, plane, usage)
+            for holder, planes in wanted
+            for plane in planes
+        }
 
     def _deal_out(self, key: Key | None, used: dict[tuple[object, str], int | None]) -> None:
         """What a holder uses is shared by all of its leases: it is dealt out in the order of granting."""
@@ -225,8 +247,8 @@ class Meter:
             self._use[one.id] = found
             self._count(one)
 
-    def _in_use(self, holder: Holder, name: str) -> int | None:
-        """Bytes of a plane that a holder's processes use; None where the kernel does not tell."""
+    def _in_use(self, holder: Holder, name: str, usage: fdinfo.Usage | None) -> int | None:
+        """Bytes of a plane that a holder's processes use, by `usage` of devices; None where nobody tells."""
         plane = self._gauges.topology.planes.get(name)
         if plane is None:
             return None
@@ -237,17 +259,19 @@ class Meter:
         if by_process is not None:
             sizes = [by_process[pid] for pid in pids if pid in by_process]
             return None if any(size is None for size in sizes) else sum(size or 0 for size in sizes)
-        if plane.slot is None:
-            return None
-        usage = fdinfo.usage(pids)
-        if not usage.complete(plane.slot):
+        if plane.slot is None or usage is None or not usage.complete(plane.slot):
             return None
         return usage.of(plane.slot, pids, host=plane.host is not None)
 
 
-def _processes(units: Iterable[str]) -> tuple[fdinfo.Usage, dict[Key, frozenset[int]]]:
-    """What processes use of devices, and which of them are those of units. In a worker thread."""
-    return fdinfo.usage(), {unit: frozenset(holders.pids(Holder(0, unit=unit))) for unit in units}
+def _all_pids(some: Iterable[Holder]) -> list[int]:
+    """Processes of these holders. In a worker thread."""
+    return [pid for holder in some for pid in holders.pids(holder)]
+
+
+def _processes(units: Iterable[str]) -> dict[Key, frozenset[int]]:
+    """Which processes are those of units. In a worker thread."""
+    return {unit: frozenset(holders.pids(Holder(0, unit=unit))) for unit in units}
 
 
 def _accounts(target: str) -> bool:

@@ -2,8 +2,8 @@
 """Who opens the devices that leases are on: a client in a stronger slice has the weaker leases stand aside.
 
 Programs of people do not ask before they draw. inotify tells that a node in /dev/dri or /dev/accel was opened or
-closed, not by whom; then the processes' open files are looked at, those that we may see. Only while there are
-leases on devices.
+closed, not by whom; then the processes' open files are looked at (`sight.py`). Only while there are leases on
+devices.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from __future__ import annotations
 import os
 import struct
 
-from syntrop.common import cgroup, journal, loop, paths, peer
-from syntrop.inferenced import holders, tier
+from syntrop.common import cgroup, journal, loop, paths
+from syntrop.inferenced import fdinfo, holders, tier
 from syntrop.inferenced.lease import Holder
 from syntrop.inferenced.tier import Tier
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Awaitable, Callable, Iterable, Mapping
     from typing import Final
 
     from syntrop.inferenced.lease import Lease
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 FOLDERS: Final = ("/dev/dri", "/dev/accel")
 SETTLE: Final = 0.01
 """Seconds after an event in which more of them come; they are looked into together."""
-LOOKED_MAX: Final = 65536
-"""Open files that are looked at for one event."""
 
 _IN_OPEN, _IN_CLOSE_WRITE, _IN_CLOSE_NOWRITE = 0x20, 0x08, 0x10
 _IN_ONLYDIR, _IN_NONBLOCK, _IN_CLOEXEC = 0x01000000, 0x800, 0x80000
@@ -101,31 +99,14 @@ class Notices:
         os.close(fd)
 
 
-def clients(topology: Topology) -> dict[str, set[Client]]:
-    """Processes that have a plane's node open, by plane, as far as we may look. Blocks."""
-    nodes = {paths.host(f"/dev/{plane.device}"): name for name, plane in topology.planes.items() if plane.device}
+def clients(topology: Topology, files: Iterable[fdinfo.File]) -> dict[str, set[Client]]:
+    """Processes that have a plane's node open, by plane. Pure."""
+    nodes = {plane.device: name for name, plane in topology.planes.items() if plane.device}
     found: dict[str, set[Client]] = {}
-    looked = 0
-    for entry in os.scandir(paths.proc()):
-        if not entry.name.isdecimal():
-            continue
-        pid = int(entry.name)
-        try:
-            files = os.listdir(os.path.join(entry.path, "fd"))
-        except OSError:
-            continue  # gone, or not ours to look into
-        for file in files:
-            looked += 1
-            if looked > LOOKED_MAX:
-                journal.notice(f"Who opens devices is not known: more than {LOOKED_MAX} files are open")
-                return {}
-            try:
-                plane = nodes.get(os.readlink(os.path.join(entry.path, "fd", file)))
-            except OSError:
-                continue
-            start = peer.start_time(pid) if plane is not None else None
-            if plane is not None and start is not None:
-                found.setdefault(plane, set()).add((pid, start))
+    for file in files:
+        plane = nodes.get(file.node)
+        if plane is not None and file.start:
+            found.setdefault(plane, set()).add((file.pid, file.start))
     return found
 
 
@@ -133,7 +114,7 @@ class Opens:
     """Has weaker leases stand aside while a stronger client has their device open.
 
     `aside(cause, leases, reason)` asks and then freezes; `over(cause)` lets them go on. `leases(plane)` tells the
-    leases on a plane.
+    leases on a plane, `look()` who has devices open.
     """
 
     def __init__(
@@ -143,7 +124,9 @@ class Opens:
         leases: Callable[[str], list[Lease]],
         aside: Callable[[str, list[Lease], str], object],
         over: Callable[[str], object],
+        look: Callable[[], Awaitable[fdinfo.Look]],
     ) -> None:
+        self._sight = look
         self._topology = topology
         self.slices = slices
         self._leases = leases
@@ -186,8 +169,11 @@ class Opens:
         try:
             while self._again and self._notices is not None:
                 self._again = False
-                found = await loop.thread(clients, self._topology())
-                self._compare(found)
+                seen = await self._sight()
+                if seen.cut:
+                    journal.notice("Who opens devices is not known: too many files are open")
+                else:
+                    self._compare(clients(self._topology(), seen.files))
         finally:
             self._looking = None
 

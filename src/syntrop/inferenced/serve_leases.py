@@ -21,9 +21,9 @@ from syntrop.inferenced.admission import (
     refuse,
     unit_of,
 )
-from syntrop.inferenced.arbiter import FreezeError
 from syntrop.inferenced.choice import choose, place
 from syntrop.inferenced.lease import Holder, Lease, NoRoom, NoSuchLease, Slice, State, WrongState
+from syntrop.inferenced.standstill import FreezeError
 from syntrop.inferenced.tier import NAMES, SPELLED, Tier
 from syntrop.inferenced.watch import BEHIND_MAX, SIGNALS, Watcher
 
@@ -255,7 +255,7 @@ class Leases:
             "asked": broker.watchers.asked(lease),
             "frozen_for": [
                 cause
-                for standstill in broker.arbiter.standstills()
+                for standstill in broker.arbiter.standing
                 if lease.id in standstill.leases
                 for cause in sorted(standstill.causes)
             ],

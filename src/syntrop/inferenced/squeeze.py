@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from syntrop.common import cgroup, journal, loop
 from syntrop.inferenced import targets
-from syntrop.inferenced.arbiter import FreezeError
 from syntrop.inferenced.freezer import Refused
+from syntrop.inferenced.standstill import FreezeError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -287,6 +287,18 @@ class Table:
         for part in lease.slices:
             part.resident = None
 
+    def thaw_within(self, lease: Lease, now: float, reason: str = "") -> None:
+        """Frozen → Active because its processes run, with what it has in use of each slice and what there is room
+        for: the rest of what it was granted is lent to others."""
+        _allow(lease, State.ACTIVE)
+        for part in lease.slices:
+            used = part.charge(State.FROZEN)
+            size = used + min(part.size - used, max(0, self.room(part.memory)))
+            self._recount(lease, part, size)
+            self._set_resident(lease, part, size)
+        self.thaw_anyway(lease, now, reason)
+        self._say("resized", lease, reason)
+
     # --- changing and ending -----------------------------------------------------------------------------
 
     def resize(self, lease: Lease, size: int, claim: Claim | None = None) -> None:

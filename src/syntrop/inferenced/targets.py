@@ -20,7 +20,8 @@ _HOST: Final = re.compile(
 _MANAGERS: Final = re.compile(r"user@[^/]*\.service|user-runtime-dir@[^/]*\.service")
 _SESSIONS: Final = re.compile(r"session-[^/]*\.scope")
 _SUITE: Final = re.compile(
-    r"(syntrop[^/]*|routerd|inferenced|modeld|modeld-pull@[^/]*|contextd|toold|runtimed|systemd-sentry)\.(service|scope)"
+    r"(syntrop[^/]*|routerd|inferenced|inferenced-lookout@[^/]*|modeld|modeld-pull@[^/]*|contextd|toold|runtimed"
+    r"|systemd-sentry)\.(service|scope)"
 )
 
 

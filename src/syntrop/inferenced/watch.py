@@ -8,7 +8,7 @@ import signal
 
 from syntrop.common import journal, loop
 from syntrop.inferenced import targets
-from syntrop.inferenced.arbiter import FreezeError
+from syntrop.inferenced.standstill import FreezeError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

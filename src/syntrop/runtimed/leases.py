@@ -9,6 +9,8 @@ between the calls, and a lease lives on while inferenced restarts, since it is t
 
 from __future__ import annotations
 
+from time import monotonic
+
 from syntrop.common import journal, loop, paths
 from syntrop.common.varlink.errors import ConnectionLost, InvalidReply, VarlinkError
 from syntrop.runtimed import ration
@@ -35,18 +37,45 @@ SETTLE: Final = 10.0
 """Seconds after which what caches do not need any more is given back."""
 
 
+LOOK_AGAIN: Final = 1.0
+"""Seconds between two questions whether critical pressure has passed."""
+
+
 class Refused(Exception):
-    """There is no room for what is needed; the text has the numbers."""
+    """There is no room for what is needed; the text has the numbers. `pressed`: that is for the pressure."""
+
+    def __init__(self, text: str, *, pressed: bool = False) -> None:
+        super().__init__(text)
+        self.pressed = pressed
+
+
+class Lent:
+    """With it, so many bytes of caches are others' to lease."""
+
+    __slots__ = ("_leases", "_size")
+
+    def __init__(self, leases: Leases, size: int) -> None:
+        self._leases = leases
+        self._size = size
+
+    def __enter__(self) -> None:
+        self._leases.borrow(self._size)
+
+    def __exit__(self, *_: object) -> None:
+        self._leases.give_back(self._size)
 
 
 class Leases:
-    """`wait`: seconds that work is held up at most for an answer. What is leased is booked in `budget`, which is
-    set before the first `cover()`."""
+    """`wait`: seconds that work is held up at most for an answer; `calm`: a load, for critical pressure to pass.
+    What is leased is booked in `budget`, which is set before the first `cover()`."""
 
-    def __init__(self, wait: float = 0.3) -> None:
+    def __init__(self, wait: float = 0.3, calm: float = 30.0) -> None:
         self.lease: str | None = None
         self.size = 0
+        self.lent = 0
+        """Bytes for caches of calls that others hold leases for, so that ours does not have to."""
         self._wait = wait
+        self._calm = calm
         self._budget: Budget | None = None
         self._nodes = 1
         self._expected = 0  # bytes that are about to be taken into use
@@ -80,15 +109,18 @@ class Leases:
 
     def ahead(self, size: int) -> None:
         """So many bytes more will be wanted soon: ask for them already."""
-        loop.spawn(self._grow(self.budget.used + self._expected + size), "lease ahead")
+        loop.spawn(self._grow(self._own() + self._expected + size), "lease ahead")
 
     async def cover(self, size: int) -> None:
-        """Have so many bytes leased beside what is in use. The caller takes them at once. Raises Refused."""
+        """Have so many bytes leased beside what is in use. The caller takes them at once. Raises Refused; for
+        critical pressure only when that does not pass."""
         self._expected += size
+        patience = monotonic() + self._calm
         try:
-            refused = await self._in_time(self._grow(0))
-            if refused is not None:
-                raise refused
+            while (refused := await self._in_time(self._grow(0))) is not None:
+                if not refused.pressed or monotonic() >= patience:
+                    raise refused
+                await loop.sleep(LOOK_AGAIN)
         finally:
             self._expected -= size
 
@@ -96,6 +128,25 @@ class Leases:
         """Something was given up for good: give back what is not needed for the rest."""
         if self._budget is not None and self._spare():
             loop.spawn(self.settle(), "settle the lease")
+
+    def borrow(self, size: int) -> None:
+        """A call begins whose cache, of so many bytes at most, somebody else's lease is for."""
+        self.lent += size
+        if self.lease is not None:
+            self._allow_as_before()
+
+    def give_back(self, size: int) -> None:
+        """It has ended. What is kept of its cache is ours to lease, or goes."""
+        self.lent -= size
+        if self.lease is not None:
+            self._allow_as_before()
+            if self.budget.used > self.budget.leased:
+                loop.spawn(self._take_over(), "lease for what is kept")
+
+    async def _take_over(self) -> None:
+        refused = await self._grow(0, cache=True)
+        if refused is not None:
+            self.budget.compact(self.size + self.lent)
 
     # --- caches ---------------------------------------------------------------------------------------------
 
@@ -106,10 +157,10 @@ class Leases:
         """More for caches that grow; where it is refused, they have to do with what there is."""
         budget = self.budget
         try:
-            refused = await self._in_time(self._grow(budget.need, cache=True))
+            refused = await self._in_time(self._grow(budget.need - self.lent, cache=True))
             if refused is not None:
                 journal.notice(f"Caches stay within the {self.size} bytes that are leased: {refused}")
-                budget.allow(self.size, min(self.size, budget.ceiling))
+                self._allow(min(self.size + self.lent, budget.ceiling))
                 self._try_again_later()
         finally:
             budget.answered()
@@ -134,8 +185,8 @@ class Leases:
         try:
             if self.lease is not None:
                 budget = self.budget
-                size = max(size, budget.used)
-                budget.allow(min(size, budget.leased), budget.limit)
+                size = max(size, self._own())
+                budget.allow(min(size + self.lent, budget.leased), budget.limit)
                 await self._give(size if budget.used else 0)
         except _FAULTS as error:
             journal.notice(f"Lease {self.lease} could not be made smaller: {error or 'no answer'}")
@@ -148,8 +199,8 @@ class Leases:
         try:
             if self._spare():
                 size = self._wanted()
-                if self.budget.leased > size:
-                    self.budget.allow(size, self.budget.limit)
+                if self.budget.leased > size + self.lent:
+                    self.budget.allow(size + self.lent, self.budget.limit)
                 await self._give(size)
         except _FAULTS as error:
             journal.notice(f"Lease {self.lease} could not be made smaller: {error or 'no answer'}")
@@ -178,7 +229,18 @@ class Leases:
             self.size = size
 
     def _wanted(self) -> int:
-        return ration.wanted(self.budget.used + self._expected, self.budget.ceiling)
+        return ration.wanted(self._own() + self._expected, self.budget.ceiling)
+
+    def _own(self) -> int:
+        """Bytes in use that are ours to lease."""
+        return max(self.budget.weights, self.budget.used - self.lent)
+
+    def _allow_as_before(self) -> None:
+        budget = self.budget
+        self._allow(min(self.size + self.lent, budget.ceiling) if budget.is_short else budget.limit)
+
+    def _allow(self, limit: int) -> None:
+        self.budget.allow(self.size + self.lent, limit)
 
     def _spare(self) -> bool:
         return self.lease is not None and self._wanted() < self.size
@@ -208,10 +270,10 @@ class Leases:
         await self._begin()
         try:
             budget = self.budget
-            need = max(least, budget.used + self._expected)
+            need = max(least, self._own() + self._expected)
             size = ration.wanted(need, budget.ceiling)
             if self.lease is not None and (size if cache else need) <= self.size:
-                budget.allow(self.size, budget.ceiling)
+                self._allow(budget.ceiling)
                 return None
             if cache:
                 need = self.size + ration.LEAST
@@ -224,6 +286,8 @@ class Leases:
                 await self._have(less)
             return None
         except VarlinkError as error:
+            if error.name == "PressureCritical":
+                return Refused("the machine's pressure is critical, and only emergencies get memory", pressed=True)
             if self._nodes == 1 and _is_about_memory(error):
                 return _refused(error, need - self.size)
             self._go_without(str(error))
@@ -250,7 +314,7 @@ class Leases:
             request = {"priority": PRIORITY, "memory_bytes": size, "yield_signal": SIGNAL, **where}
             self.lease = (await _ask(client, "AcquireLease", request))["lease_id"]
         self.size = size
-        self.budget.allow(size, self.budget.ceiling)
+        self._allow(self.budget.ceiling)
         self._settle_later()
 
     @staticmethod
@@ -275,7 +339,7 @@ class Leases:
         if self.lease is None:
             self.budget.lease_is_unknown()
         else:
-            self.budget.allow(self.size, self.budget.ceiling)
+            self._allow(self.budget.ceiling)
 
     def _forget(self) -> None:
         self.lease, self.size = None, 0

@@ -87,6 +87,7 @@ class Library:
         prefixes_max: int = 0,
         kv_type: str = "f16",
         lease_wait: float = 0.3,
+        pressure_wait: float = 30.0,
     ) -> None:
         self._busy = busy
         self._threads = threads
@@ -101,7 +102,7 @@ class Library:
         self._weights: dict[str, int] = {}  # bytes counted, by digest
         self._adapted: dict[Attached, AbstractContextManager[Any]] = {}  # holds the daemon
         self._kept: dict[str, Kept] = {}  # by digest
-        self.leases = Leases(lease_wait)
+        self.leases = Leases(lease_wait, pressure_wait)
         self._loaded: dict[str, Loaded] = {}  # by digest, the least recently used first
         self._resolving: dict[str, loop.Task[Loaded]] = {}  # by name, which may be a digest
         self._loading: dict[str, loop.Task[Loaded]] = {}  # by digest
@@ -379,6 +380,8 @@ class Library:
                     reason = f"{name} does not fit beside the models and caches that are at work: {error.reason}"
                 except Refused as error:
                     reason = f"{name} does not fit: {error}"
+                    if error.pressed:
+                        raise NoRoom(reason) from None
             else:
                 reason = f"{there} of {self._models_max} models are loaded, and all are at work or have adapters"
             idle = self._idle()

@@ -9,6 +9,7 @@ from __future__ import annotations
 from syntrop.common import loop
 from syntrop.common.varlink.errors import VarlinkError
 from syntrop.runtimed import parameters
+from syntrop.runtimed.leases import Lent
 from syntrop.runtimed.library import CannotLoad, Library, NoAdapter, NoRoom, NoSuchModel
 from syntrop.runtimed.parameters import failed, invalid, not_found, overloaded
 
@@ -53,6 +54,7 @@ class Runtime1:
             prefixes_max=settings.prefixes_max,
             kv_type=settings.kv_type,
             lease_wait=settings.lease_wait_sec,
+            pressure_wait=settings.pressure_wait_sec,
         )
 
     def reload(self) -> None:
@@ -107,6 +109,7 @@ class Runtime1:
         priority: str = "Interactive",
         prompt_ids: list[int] | None = None,
         announce: bool = False,
+        leased_bytes: int = 0,
     ) -> dict[str, Any]:
         parameters.refuse_unbuilt(
             image=image,
@@ -126,6 +129,13 @@ class Runtime1:
             from syntrop.common import authority
 
             await authority.authorize(call, authority.TRIAGE)
+        if leased_bytes:
+            from syntrop.common import authority
+
+            if leased_bytes < 0:
+                raise invalid("leased_bytes", "less than none")
+            if not await authority.trusts(call):
+                raise invalid("leased_bytes", "only the suite's own daemons and its operators are believed this")
         sampling = parameters.sampling(
             temperature=temperature,
             top_k=top_k,
@@ -146,16 +156,19 @@ class Runtime1:
                 tokens, thinking = await self._tokens(loaded, prompt, chat)
             else:
                 tokens, thinking = _checked_ids(loaded, prompt_ids), False
-            with self._submit(
-                loaded,
-                tokens,
-                sampling,
-                max_tokens=max_tokens,
-                stops=stops,
-                top_logprobs=most,
-                tier=tier,
-                adapter=adapter,
-            ) as generation:
+            with (
+                Lent(self._library.leases, leased_bytes),
+                self._submit(
+                    loaded,
+                    tokens,
+                    sampling,
+                    max_tokens=max_tokens,
+                    stops=stops,
+                    top_logprobs=most,
+                    tier=tier,
+                    adapter=adapter,
+                ) as generation,
+            ):
                 start = {"prompt_tokens": len(tokens), "thinking": thinking}
                 if announce and call.more:
                     await call.send({})

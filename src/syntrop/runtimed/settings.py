@@ -110,6 +110,15 @@ TABLE = (
         maximum=60,
     ),
     Setting(
+        "pressure_wait_sec",
+        float,
+        30.0,
+        "How long loading a model waits for critical pressure to pass before it is refused.",
+        unit="seconds",
+        minimum=0,
+        maximum=600,
+    ),
+    Setting(
         "store_timeout_sec",
         float,
         10.0,

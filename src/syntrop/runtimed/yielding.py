@@ -30,7 +30,8 @@ async def give_back(library: Library, engine: Engine | None, pause: float) -> No
         engine.yield_batch(pause)
     before, leased = library.used_bytes, library.leases.size
     asked = await library.leases.asked()
-    size = 0 if asked is None else asked
+    # What others hold leases for is not ours to give: they are asked for it themselves.
+    size = 0 if asked is None else asked + library.leases.lent
     library.compact(size)
     if engine is not None and library.used_bytes > size:
         engine.yield_batch(pause, give_back=True)
@@ -41,7 +42,7 @@ async def give_back(library: Library, engine: Engine | None, pause: float) -> No
             library.leases.settle_soon()
         else:
             await library.shrink(size)
-            await library.leases.shrink(size)
+            await library.leases.shrink(asked)
         if engine is None or not engine.gives_back:
             break
     # Other work may have taken more meanwhile.

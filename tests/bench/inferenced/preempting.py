@@ -12,7 +12,7 @@ import os
 import re
 import sys
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, sleep
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parents[1] / "system"))
@@ -23,8 +23,11 @@ from roots import TREE, TRIXIE, Roots  # noqa: E402
 
 PROCESSES = 64
 HELD, WANTED = 6 * GIB, 4 * GIB
+APART = 0.05
+"""Seconds between two preemptions: the manager is still busy with a thaw when the holder runs already."""
 HURRIED = bool(os.environ.get("SYNTROP_BENCH_FIFO"))
-"""Whether what is measured runs at real-time priority, for a machine that others load."""
+"""Whether what is measured runs at real-time priority, for a machine that others load; and who is preempted before
+those others: a group stands still when each of its processes has run once more, whatever keeps them from it."""
 
 # A holder that yields at once, with busy children. It is no harder to schedule than what asks it.
 YIELDING = """
@@ -68,15 +71,18 @@ def frozen(client: Client, watching: Client, held: str, urgent: str) -> tuple[fl
             return 1e3 * (taken - begun), 1e3 * (perf_counter() - released)
 
 
-def rounds_of(units: Units, held: str, urgent: str, rounds: int, times: dict[str, list[float]], what: str) -> None:
+def rounds_of(
+    units: Units, group: str, held: str, urgent: str, rounds: int, times: dict[str, list[float]], what: str
+) -> None:
     if HURRIED:
-        hurry(units.host)
+        hurry(units.host, units.read(group, "cgroup.procs").split())
     with Client(units.host) as client, Client(units.host) as watching:
         watching.send("Watch")
         watching.receive()
         for turn in range(rounds + 1):
+            sleep(APART)
             request, thaw = frozen(client, watching, held, urgent)
-            # The first one has the daemon load what it needs for it, and greet the manager.
+            # The first one has the daemon load what it needs for it.
             times.setdefault(what if turn else f"{what}, first", []).append(request)
             if turn:
                 times.setdefault(f"{what}, thaw", []).append(thaw)
@@ -86,7 +92,7 @@ def by_manager(units: Units, urgent: str, rounds: int, times: dict[str, list[flo
     holder = units.busy("deaf", PROCESSES)
     with Client(units.host) as client:
         held = batch(client, holder, HELD)
-    rounds_of(units, held, urgent, rounds, times, "frozen")
+    rounds_of(units, holder, held, urgent, rounds, times, "frozen")
     units.stop()
 
 
@@ -99,8 +105,11 @@ def cooperative(units: Units, urgent: str, rounds: int, times: dict[str, list[fl
         wait_for(lambda: states(client), "the holder has its lease", host)
         [held] = states(client)
         if HURRIED:
-            hurry(host)
+            main = int(host.run(["systemctl", "show", "--value", "-p", "MainPID", holder]).stdout)
+            hurry(host, units.pids(holder))
+            host.run(f"chrt -f -p 10 {main}")
         for turn in range(rounds + 1):
+            sleep(APART)
             begun = perf_counter()
             lease = interactive(client, urgent, WANTED)
             times.setdefault("cooperative" if turn else "cooperative, first", []).append(
@@ -124,18 +133,21 @@ def delegated(units: Units, rounds: int, times: dict[str, list[float]]) -> None:
     pid = int(units.host.run("head -n 1 /sys/fs/cgroup/system.slice/farm.service/job/cgroup.procs").stdout)
     with Client(host) as client:
         reply = client.call("AcquireLease", priority="Batch", memory_bytes=HELD, plane="cpu0", pid=pid)
-    rounds_of(units, reply["lease_id"], urgent, rounds, times, "delegated")
+    rounds_of(units, f"{farm}/job", reply["lease_id"], urgent, rounds, times, "delegated")
     units.stop()
 
 
-def hurry(host: Machine) -> None:
-    """What is measured comes before whatever else the host does; who is preempted does not."""
+def hurry(host: Machine, preempted: list[str]) -> None:
+    """What is measured comes before whatever else the host does, and who is preempted next."""
     os.sched_setscheduler(0, os.SCHED_FIFO | os.SCHED_RESET_ON_FORK, os.sched_param(10))
+    # With all of their threads, and those that they will start: polkit judges in one of its own each time.
     host.run(
-        "chrt -R -f -p 10 1; for one in dbus.service dbus-broker.service polkit.service inferenced.service; do"
-        " for pid in $(cat /sys/fs/cgroup/system.slice/$one/cgroup.procs); do chrt -R -f -p 10 $pid; done; done",
-        check=False,
+        "chrt -R -f -p 10 1; for one in dbus polkit inferenced; do"
+        " for pid in $(cat /sys/fs/cgroup/*.slice/$one.service/cgroup.procs); do chrt -a -f -p 10 $pid; done; done"
     )
+    # A little only: more would keep the kernel's own threads from the processors, and the manager waits for them.
+    # Processes of one session are weighed together (sched(7), autogroups).
+    Path(f"/proc/{preempted[0]}/autogroup").write_text("-5")
 
 
 def measure(rounds: int) -> tuple[str, dict[str, list[float]]]:

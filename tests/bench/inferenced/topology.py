@@ -78,8 +78,8 @@ def main() -> int:
             subjects[f"host memory, {name}"] = lambda name=name: (settle(places[name]), processor.memory())  # type: ignore[misc]
             subjects[f"topology, {name}"] = lambda name=name: (settle(places[name]), topology.read())  # type: ignore[misc]
         full = busy(top / "proc", 200, 25)
-        subjects["fdinfo of 200 processes, 5,000 files"] = lambda: (settle(full), fdinfo.usage())
-        subjects["fdinfo of one process, 25 files"] = lambda: (settle(full), fdinfo.usage({10}))
+        subjects["fdinfo of 200 processes, 5,000 files"] = lambda: (settle(full), fdinfo.usage(fdinfo.look()))
+        subjects["fdinfo of one process, 25 files"] = lambda: (settle(full), fdinfo.usage(fdinfo.look({10})))
         for _ in range(options.rounds):
             for name, subject in subjects.items():
                 # The first of a burst finds cold caches, as it would in a daemon that slept.

@@ -164,7 +164,10 @@ def test_a_header_lowers_and_never_raises(host: Host) -> None:
         stream = iter(client.chat.completions.create(**ask(["say", "a"], ["repeat", "b", 0.02], stream=True)))
         next(stream)
         assert [one["priority"] for one in host.leases()] == ["Batch"]
-        assert host.events("call")[-1]["parameters"]["priority"] == "Batch"
+        # The engine is told what is leased for it, and of what tier.
+        [lease] = host.leases()
+        told = host.events("call")[-1]["parameters"]
+        assert (told["priority"], told["leased_bytes"]) == ("Batch", lease["allocated_memory"])
     for wrong in ("EmergencyTriage", "batch", ""):
         with host.client(x_syntrop_priority=wrong) as client, pytest.raises(openai.BadRequestError) as caught:
             client.chat.completions.create(**ask(["say", "a"]))

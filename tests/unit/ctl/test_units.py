@@ -30,7 +30,7 @@ def test_our_own_units_load_and_are_found():
     assert set(catalogue.services) == {
         f"{name}.service"
         for name in ("routerd", "inferenced", "modeld", "contextd", "toold", "runtimed", "systemd-sentry")
-    } | {"modeld-pull@.service"}
+    } | {"modeld-pull@.service", "inferenced-lookout@.service"}
     assert catalogue.warnings == []
     router = catalogue.sockets["routerd.socket"]
     assert router.addresses[:2] == ["127.0.0.1:32768", "[::1]:32768"]
@@ -40,7 +40,7 @@ def test_our_own_units_load_and_are_found():
     ]
     assert catalogue.sockets["modeld-pull.socket"].service == "modeld-pull@.service"
     for service in catalogue.services.values():
-        if service.name == "modeld-pull@.service":
+        if service.name in ("modeld-pull@.service", "inferenced-lookout@.service"):
             continue
         assert service.type == "notify"
         assert service.watchdog > 0

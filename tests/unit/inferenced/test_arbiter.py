@@ -13,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from syntrop.common import loop
-from syntrop.inferenced.arbiter import OPERATOR, Arbiter, FreezeError, Limits
+from syntrop.inferenced.arbiter import OPERATOR, Arbiter, Limits
 from syntrop.inferenced.lease import Holder, Lease, NoRoom, Slice, State, WrongState
+from syntrop.inferenced.standstill import FreezeError
 from syntrop.inferenced.table import Table
 from syntrop.inferenced.tier import Tier
 
@@ -43,6 +44,7 @@ class Host:
     """How many attempts to thaw fail before one succeeds."""
     listening: set[str] = field(default_factory=set)
     asked: list[str] = field(default_factory=list)
+    expected: list[str] = field(default_factory=list)
     thawed: list[str] = field(default_factory=list)
     swap: int = 0
     """Bytes that can be pushed out of each lease."""
@@ -52,7 +54,7 @@ class Host:
         for plane in planes:
             self.table.lend(plane, CAPACITY)
 
-    async def residents(self, lease: Lease) -> list[int | None]:
+    async def residents(self, lease: Lease, *, exact: bool = True) -> list[int | None]:
         await turns(self.delay())
         return [self.uses.get(lease.id, 0) for _ in lease.slices]
 
@@ -67,6 +69,9 @@ class Host:
     def check(self, target: str) -> None:
         if not target or target.startswith("never"):
             raise FreezeError(f"{target} is not to be frozen", target)
+
+    def expect(self, target: str) -> None:
+        self.expected.append(target)
 
     async def freeze(self, target: str, cause: str, seconds: float) -> None:
         self.check(target)
@@ -174,7 +179,7 @@ def test_given_up_at_any_await_it_leaves_no_trace(point: int) -> None:
             arbiter.end(table.get("urgent"), State.RELEASED)
         else:
             await loop.stop(task)
-        await until(lambda: not arbiter.standstills() and not host.standing)
+        await until(lambda: not arbiter.standing and not host.standing)
         host.check_books()
         assert shape(table) == before
         assert table.claims == []
@@ -206,7 +211,7 @@ def test_what_cannot_be_had_is_refused_and_all_that_was_begun_is_undone_backward
         with pytest.raises(NoRoom) as refused:
             await want()
         assert (refused.value.requested, refused.value.plane) == (85, "cpu0")
-        await until(lambda: not arbiter.standstills())
+        await until(lambda: not arbiter.standing)
         frozen = [name for name in ("batch2.service", "batch1.service", "batch0.service") if name != refusing]
         assert host.thawed == list(reversed(frozen))
         assert shape(table) == before
@@ -247,6 +252,8 @@ def test_who_gives_way_is_not_frozen() -> None:
         await fill(arbiter, host)
         task = loop.spawn(want())
         await until(lambda: len(host.asked) == 3)
+        # While they are asked, a freeze is made ready for, should they not give in.
+        assert len(host.expected) == 3
         for number in range(3):
             arbiter.yielded(table.get(f"batch{number}"))
         await task
@@ -286,7 +293,7 @@ def test_a_resize_that_is_given_up_thaws_whom_it_froze() -> None:
         if task.done:
             return True
         await loop.stop(task)
-        await until(lambda: not arbiter.standstills() and not host.standing)
+        await until(lambda: not arbiter.standing and not host.standing)
         assert {one.id: one.state for one in table} == {"batch": State.ACTIVE, "urgent": State.ACTIVE}
         assert growing.size == 40
         return False
@@ -416,13 +423,13 @@ def test_whatever_happens_at_once(actions: list[tuple[Any, ...]], delays: list[i
         await until(lambda: all(task.done for task in tasks))
         host.check_books()
         # Whom nobody needs to stand still for any more goes on, at the latest once the others have ended.
-        for standstill in arbiter.standstills():
+        for standstill in arbiter.standing:
             standstill.causes.discard(OPERATOR)
         for one in list(table):
             if one.tier is not Tier.BATCH:
                 arbiter.end(one, State.RELEASED)
         arbiter.wake()
-        await until(lambda: not arbiter.standstills() and not host.standing)
+        await until(lambda: not arbiter.standing and not host.standing)
         host.check_books()
         assert {one.state for one in table} <= {State.ACTIVE, State.PREEMPTED}
         assert table.claims == []

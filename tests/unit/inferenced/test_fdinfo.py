@@ -146,7 +146,7 @@ def test_use_by_process(proc: Tree) -> None:
     proc.open(12, 3, "socket:[123]", "")
     (proc.folder / "meminfo").write_text("")
     (proc.folder / "self").symlink_to("10")
-    found = fdinfo.usage()
+    found = fdinfo.usage(fdinfo.look())
     assert found.complete(SLOT) and not found.refused
     assert found.by_process() == {SLOT: {10: 3 << 20}, "0000:03:00.0": {11: 20 << 20}}
     assert found.of(SLOT, {11}) == 1 << 20
@@ -155,12 +155,15 @@ def test_use_by_process(proc: Tree) -> None:
     assert found.others(SLOT, {12}) == 3 << 20
     assert found.of(SLOT, {10}, host=True) == 128 << 20
     assert found.others("0000:03:00.0", set(), host=True) == 192 << 10
-    assert fdinfo.usage({11, 99}).by_process() == {SLOT: {11: 1 << 20}, "0000:03:00.0": {11: 20 << 20}}
+    assert fdinfo.usage(fdinfo.look({11, 99})).by_process() == {
+        SLOT: {11: 1 << 20},
+        "0000:03:00.0": {11: 20 << 20},
+    }
 
 
 def test_a_driver_that_tells_nothing_is_partly_unknown(proc: Tree) -> None:
     proc.open(10, 3, RENDER, "drm-driver:\tnvidia-drm\ndrm-pdev:\t0000:01:00.0\ndrm-client-id:\t1\n")
-    found = fdinfo.usage()
+    found = fdinfo.usage(fdinfo.look())
     assert not found.complete("0000:01:00.0")
     assert found.complete(SLOT)
     assert found.by_process() == {"0000:01:00.0": {10: 0}}
@@ -170,17 +173,17 @@ def test_files_without_numbers_count_each(proc: Tree) -> None:
     text = "drm-driver:\tamdgpu\ndrm-pdev:\t0000:06:00.0\ndrm-memory-vram:\t1 MiB\n"
     proc.open(10, 3, RENDER, text)
     proc.open(10, 4, RENDER, text)
-    assert fdinfo.usage().of(SLOT, {10}) == 2 << 20
+    assert fdinfo.usage(fdinfo.look()).of(SLOT, {10}) == 2 << 20
 
 
 def test_it_ends_when_there_is_too_much(proc: Tree) -> None:
     for pid in (10, 11, 12):
         for fd in range(20):
             proc.open(pid, fd, RENDER, AMDGPU.format(client=f"{pid}{fd}", total=1, vram=1024))
-    found = fdinfo.usage(files_max=45)
+    found = fdinfo.usage(fdinfo.look(files_max=45))
     assert found.cut and not found.complete(SLOT)
     assert found.by_process() == {SLOT: {10: 20 << 20, 11: 20 << 20}}
-    assert fdinfo.usage(seconds=-1).cut
+    assert fdinfo.usage(fdinfo.look(seconds=-1)).cut
 
 
 def test_files_and_processes_that_go_meanwhile(proc: Tree) -> None:
@@ -192,7 +195,7 @@ def test_files_and_processes_that_go_meanwhile(proc: Tree) -> None:
     (proc.folder / "13/fd").mkdir(parents=True)
     (proc.folder / "13/fd/5").write_text("no link")
     (proc.folder / "14").write_text("no folder")
-    found = fdinfo.usage()
+    found = fdinfo.usage(fdinfo.look())
     assert found.by_process() == {SLOT: {10: 2 << 20}}
     assert found.complete(SLOT)
 
@@ -204,7 +207,7 @@ def test_a_file_that_would_block_or_leads_to_itself(proc: Tree) -> None:
     os.mkfifo(proc.folder / "10/fdinfo/3")
     (proc.folder / "10/fdinfo/4").unlink()
     (proc.folder / "10/fdinfo/4").symlink_to("4")
-    assert fdinfo.usage().clients == {}
+    assert fdinfo.usage(fdinfo.look()).clients == {}
 
 
 NOBODY = """
@@ -212,9 +215,9 @@ import os, sys
 sys.path.insert(0, sys.argv[1])
 from syntrop.inferenced import fdinfo
 os.setgroups([]); os.setgid(65534); os.setuid(65534)
-found = fdinfo.usage()
+found = fdinfo.usage(fdinfo.look())
 print(found.refused > 0, found.cut, found.complete("0000:06:00.0"))
-print(fdinfo.usage({os.getpid()}).complete("0000:06:00.0"), fdinfo.usage({2}).refused)
+print(fdinfo.usage(fdinfo.look({os.getpid()})).complete("0000:06:00.0"), fdinfo.usage(fdinfo.look({2})).refused)
 """
 
 

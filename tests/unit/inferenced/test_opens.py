@@ -12,7 +12,7 @@ from time import monotonic
 import pytest
 
 from syntrop.common import loop
-from syntrop.inferenced import opens
+from syntrop.inferenced import fdinfo, opens
 from syntrop.inferenced.lease import Holder, Lease, Slice
 from syntrop.inferenced.plane import Plane, Topology
 from syntrop.inferenced.tier import Tier
@@ -74,7 +74,7 @@ def opener(node: Path) -> Iterator[Opener]:
 
 
 def test_clients_are_found_by_their_open_files(opener: Opener) -> None:
-    found = opens.clients(TOPOLOGY)
+    found = opens.clients(TOPOLOGY, fdinfo.look().files)
     assert [pid for pid, _ in found["gpu0"]] == [opener.pid]
 
 
@@ -100,6 +100,7 @@ def test_the_weaker_stand_aside_while_a_stronger_client_has_it_open(
             lambda plane: held if plane == "gpu0" else [],
             lambda cause, leases, reason: told.append((cause, *(one.id for one in leases))),
             lambda cause: told.append(("over", cause)),
+            lambda: loop.thread(fdinfo.look),
         )
         watching.watch()
         stranger = Opener(node)  # of the same slice: nobody has to go for it

@@ -130,6 +130,15 @@ class Leasing(RuleBasedStateMachine):
             assert one.state is State.ACTIVE
 
     @rule(one=held)
+    def thaw_within(self, one: Lease) -> None:
+        if one.id in self.table.leases and one.state is State.FROZEN:
+            room = {plane: max(0, self.table.room(plane)) for plane in PLANES}
+            booked = {plane: self.table.booked(plane) for plane in PLANES}
+            self.table.thaw_within(one, self.now)
+            assert one.state is State.ACTIVE
+            assert all(self.table.booked(plane) <= booked[plane] + room[plane] for plane in PLANES)
+
+    @rule(one=held)
     def thaw_anyway(self, one: Lease) -> None:
         if one.id in self.table.leases and one.state is State.FROZEN:
             self.table.thaw_anyway(one, self.now)
@@ -319,6 +328,24 @@ def test_what_a_frozen_one_never_used_is_lent_and_kept_from_it_until_it_is_back(
     table.end(table.get("new"), State.RELEASED)
     table.thaw(idle, 2.0)
     assert table.booked("gpu0") == 100
+
+
+def test_who_runs_while_its_memory_is_lent_has_what_it_uses_and_what_is_free() -> None:
+    told: list[str] = []
+    table = Table(lambda change: told.append(change[0]))
+    table.lend("gpu0", 100)
+    table.lend("cpu0", 50)
+    gang = table.grant(lease("gang", Tier.BATCH, ("gpu0", 60), ("gpu0", 30), ("cpu0", 20), lifetime=10.0), 0.0)
+    table.freeze(gang, 0.0, [20, 5, None], "why")
+    table.grant(lease("new", Tier.INTERACTIVE, ("gpu0", 70)), 0.0)
+    table.thaw_within(gang, 100.0, "lent")
+    assert [part.size for part in gang.slices] == [25, 5, 20]
+    assert (gang.state, gang.reason, gang.deadline) == (State.ACTIVE, "lent", 110.0)
+    assert (table.booked("gpu0"), table.booked("cpu0")) == (100, 20)
+    assert told[-2:] == ["thawed", "resized"]
+    table.end(table.get("new"), State.RELEASED)
+    table.end(gang, State.RELEASED)
+    assert (table.booked("gpu0"), table.booked("cpu0")) == (0, 0)
 
 
 def test_ended_leases_are_remembered_for_a_while() -> None:

@@ -30,6 +30,7 @@ ENDPOINTS = {
         "0660",
         "syntrop",
     ),
+    "inferenced-lookout.socket": (["/run/syntrop/lookout.sock"], "0600", None),
     "modeld.socket": (["/run/syntrop/io.syntrop.Model1"], "0666", None),
     "modeld-pull.socket": (["/run/syntrop/io.syntrop.Fetch1"], "0600", None),
     "contextd.socket": (["/run/syntrop/io.syntrop.Context1"], "0666", None),
@@ -70,7 +71,7 @@ def sysusers() -> dict[str, list[list[str]]]:
 def test_there_is_one_pair_per_daemon_and_nothing_else() -> None:
     assert {path.name for path in UNITS.glob("*.socket")} == {*ENDPOINTS, "toold-diag.socket"}
     services = {f"{name}.service" for name in DAEMONS}
-    others = {"syntrop-ports.service", "modeld-pull@.service"}
+    others = {"syntrop-ports.service", "modeld-pull@.service", "inferenced-lookout@.service"}
     assert {path.name for path in UNITS.glob("*.service")} == services | others
 
 
@@ -82,7 +83,7 @@ def test_endpoints_modes_and_order(name: str) -> None:
     assert socket.one("FileDescriptorName") is None
 
 
-@pytest.mark.parametrize("name", [name for name in ENDPOINTS if name != "modeld-pull.socket"])
+@pytest.mark.parametrize("name", [name for name in ENDPOINTS if Unit(name).one("Accept") is None])
 def test_sockets_survive_storms(name: str) -> None:
     socket = Unit(name)
     assert int(socket.one("Backlog") or 0) >= 2000
@@ -102,6 +103,24 @@ def test_every_download_has_a_process_that_has_the_network_and_not_the_store() -
     assert service.one("DynamicUser") == "yes"
     assert service.one("StateDirectory") is None
     assert service.one("CapabilityBoundingSet") == ""
+
+
+def test_who_sees_all_processes_answers_the_arbiter_alone_and_has_nothing_else() -> None:
+    socket, service, arbiter = (
+        Unit("inferenced-lookout.socket"),
+        Unit("inferenced-lookout@.service"),
+        Unit("inferenced.service"),
+    )
+    assert socket.one("Accept") == "yes"
+    assert socket.one("SocketUser") == arbiter.one("User")
+    assert socket.one("WantedBy") == "syntrop-sockets.target"
+    assert arbiter.one("CapabilityBoundingSet") == ""
+    two = "CAP_SYS_PTRACE CAP_DAC_READ_SEARCH"
+    assert service.one("CapabilityBoundingSet") == service.one("AmbientCapabilities") == two
+    assert service.one("DynamicUser") == service.one("PrivateNetwork") == service.one("PrivateDevices") == "yes"
+    assert service.one("RestrictAddressFamilies") == "AF_UNIX"
+    assert service.one("ReadOnlyPaths") == "/proc"
+    assert service.one("StateDirectory") is None
 
 
 def test_the_two_sockets_of_inferenced_come_and_go_together() -> None:

@@ -66,14 +66,16 @@ class Message:
 class Routing:
     """What a client says about the way of its request: a `tier` of difficulty (fast, hard; None: open), which
     never raises the lease's tier; `local`: it must not leave this machine; `priority`: whose turn it is at the
-    local engine, as that spells it (None: left to the engine)."""
+    local engine, as that spells it (None: left to the engine); `leased`: bytes of its memory that are leased
+    already for each sequence (None: not any)."""
 
-    __slots__ = ("local", "priority", "tier")
+    __slots__ = ("leased", "local", "priority", "tier")
 
     def __init__(self, tier: str | None = None, *, local: bool = False) -> None:
         self.tier = tier
         self.local = local
         self.priority: str | None = None
+        self.leased: int | None = None
 
 
 class GenerateRequest:

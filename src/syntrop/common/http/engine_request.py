@@ -39,6 +39,7 @@ def parameters(request: chat.GenerateRequest, choice: int = 0) -> dict[str, Any]
         "seed": engine_seed(request.seed, choice),
         "stop": request.stop or None,
         "priority": request.routing.priority,
+        "leased_bytes": request.routing.leased,
         "announce": request.stream or None,
     }
     return _without_nulls(given)
