@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""That a unit failed, or that somebody asks about it: what begins a course. Pure."""
+
+from __future__ import annotations
+
+from syntrop.sentry.policy import Occasion
+from syntrop.sentry.record import Record
+
+SIGNAL, REPORT, ASKED, RESUMED = "signal", "report", "asked", "resumed"
+
+
+class Trigger(Record):
+    """A unit and its failed invocation (empty where it is not known).
+
+    `failed_us` is the failure on the monotonic clock and `wall_us` by UTC, both microseconds, as well as the teller
+    knows them. `source` tells who told: SIGNAL the manager by D-Bus, REPORT by `ReportFailure`, ASKED a person,
+    RESUMED an incident of an earlier life of ours. `occasion` is what went on around it, None where that is to be
+    asked of the manager. `result`, `code` and `status` are what the teller knew of the end: they are the fallback
+    where nothing more can be had.
+    """
+
+    __slots__ = ("code", "failed_us", "invocation", "occasion", "result", "source", "status", "unit", "wall_us")
+
+    def __init__(
+        self,
+        unit: str,
+        *,
+        failed_us: int,
+        wall_us: int,
+        invocation: str = "",
+        source: str = REPORT,
+        occasion: Occasion | None = None,
+        result: str = "",
+        code: str = "",
+        status: int = 0,
+    ) -> None:
+        self.unit, self.invocation, self.source, self.occasion = unit, invocation, source, occasion
+        self.failed_us, self.wall_us = failed_us, wall_us
+        self.result, self.code, self.status = result, code, status
