@@ -39,7 +39,7 @@ _NEXT = {
 }
 
 # What the next start does with an incident that a crash of ours left behind.
-LOOK_AGAIN, ROLL_BACK, WATCH, NOTHING = "look_again", "roll_back", "watch", "nothing"
+LOOK_AGAIN, GO_ON, ROLL_BACK, WATCH, NOTHING = "look_again", "go_on", "roll_back", "watch", "nothing"
 
 
 class IncidentError(Exception):
@@ -60,7 +60,7 @@ class Incident:
 
     __slots__ = (
         "action", "causes", "decided_by", "done", "excerpt", "happenings", "id", "invocation", "note", "probation",
-        "rollback_ids", "spans", "status", "time_us", "unit",
+        "rollback_ids", "spans", "status", "time_us", "transcript", "undoing", "unit",
     )  # fmt: skip
 
     def __init__(self, id: str, unit: str, time_us: int, *, invocation: str = "") -> None:
@@ -72,7 +72,9 @@ class Incident:
         self.action: Action | None = None
         self.done = 0  # steps of the action that were carried out
         self.probation = False  # the action is carried out, and whether it helped is being watched
-        self.rollback_ids: list[str] = []
+        self.rollback_ids: list[str] = []  # of what was changed, in order; what is taken back goes from it
+        self.undoing = False  # what was done is being taken back
+        self.transcript: list[dict[str, Any]] = []  # of the agent's loop
         self.spans: list[Span] = []
         self.excerpt: list[str] = []
         self.happenings: list[Happening] = [Happening(time_us, f"{unit} failed")]
@@ -125,17 +127,22 @@ class Incident:
     def resumption(self) -> str:
         """What a start after a crash of ours does with it.
 
-        Nothing had been done: it is looked into again. Something had, and all of it: it goes on being watched.
-        Between the two nobody knows how far the step had come; toold has settled its own journal by then, and what
-        it kept a record of is taken back.
+        Nothing had been done: it is looked into again. All of it had: it goes on being watched. Something had: the
+        step that was under way is done again, since toold has either kept a record of it, and is asked for that,
+        or has settled its own journal so that nothing of it is left. What was being taken back is taken back.
         """
         if self.status == OPEN:
             return LOOK_AGAIN
-        if self.status == ACTING:
-            if self.action is not None and self.done >= len(self.action.steps):
-                return WATCH
-            return ROLL_BACK if self.rollback_ids else LOOK_AGAIN
-        return NOTHING
+        if self.status != ACTING or self.action is None:
+            return NOTHING
+        if self.undoing:
+            return ROLL_BACK
+        return WATCH if self.done >= len(self.action.steps) else GO_ON
+
+    def taken_back(self, time_us: int, rollback_id: str) -> None:
+        """A change was taken back."""
+        self.rollback_ids.remove(rollback_id)
+        self.happened(time_us, f"took back {rollback_id}")
 
     def wire(self) -> dict[str, Any]:
         """As `Incident` of io.syntrop.Sentry1."""
@@ -190,6 +197,8 @@ class Incident:
             "done": self.done,
             "probation": self.probation,
             "rollback_ids": self.rollback_ids,
+            "undoing": self.undoing,
+            "transcript": self.transcript,
             "happenings": [[one.time_us, one.text] for one in self.happenings],
         }
 
@@ -209,7 +218,8 @@ class Incident:
                 kept["steps"]["name"], [Step(tool, args, unit) for tool, args, unit in steps], reason
             )
         incident.done, incident.probation = int(kept["done"]), bool(kept["probation"])
-        incident.rollback_ids = list(kept["rollback_ids"])
+        incident.rollback_ids = [str(one) for one in kept["rollback_ids"]]
+        incident.undoing, incident.transcript = bool(kept["undoing"]), list(kept["transcript"])
         incident.spans = [
             Span(one["name"], one["start_us"], one["duration_us"], one["outcome"], one["note"] or "")
             for one in kept["phases"]

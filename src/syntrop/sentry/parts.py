@@ -30,7 +30,8 @@ if TYPE_CHECKING:
             `LoadState` is "not-found" for units that are not there."""
 
         async def occasion(self, name: str, properties: Mapping[str, Any]) -> Occasion:
-            """What goes on around a unit: its waiting job, whether its last job was a stop, the machine's leaving."""
+            """What goes on around a unit: its waiting job, whether its last job was a stop, the machine's
+            leaving."""
 
         async def watch(self, name: str) -> Watch: ...
 

@@ -12,11 +12,10 @@ SIGNAL, REPORT, ASKED, RESUMED = "signal", "report", "asked", "resumed"
 class Trigger(Record):
     """A unit and its failed invocation (empty where it is not known).
 
-    `failed_us` is the failure on the monotonic clock and `wall_us` by UTC, both microseconds, as well as the teller
-    knows them. `source` tells who told: SIGNAL the manager by D-Bus, REPORT by `ReportFailure`, ASKED a person,
-    RESUMED an incident of an earlier life of ours. `occasion` is what went on around it, None where that is to be
-    asked of the manager. `result`, `code` and `status` are what the teller knew of the end: they are the fallback
-    where nothing more can be had.
+    `failed_us` is the failure on the monotonic clock and `wall_us` by UTC, both microseconds, as well as the
+    teller knows them. `source` tells who told: SIGNAL the manager by D-Bus, REPORT by `ReportFailure`, ASKED a
+    person, RESUMED an incident of an earlier life of ours. `occasion` is what went on around it, None where that
+    is to be asked of the manager. `result`, `code` and `status` are what the teller knew of the end.
     """
 
     __slots__ = ("code", "failed_us", "invocation", "occasion", "result", "source", "status", "unit", "wall_us")
