@@ -168,6 +168,7 @@ class Ears:
                 invocation=failing.invocation,
                 source=trigger.SIGNAL,
                 occasion=failing.occasion,
+                restarting=failing.restarting,
                 result=failing.end.result,
                 code=failing.end.code,
                 status=failing.end.status,

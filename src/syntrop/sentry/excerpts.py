@@ -134,7 +134,7 @@ class Excerpts:
         pids |= {one.get("_PID") for one in own}
         kernel = _of_kernel(reader, start_us, boot, unit, pids) if start_us else []
         everything = {one.cursor: one for one in (*told, *own, *kernel)}
-        ordered = sorted(everything.values(), key=lambda one: (one.monotonic_us, one.time_us))
+        ordered = sorted(everything.values(), key=lambda one: (one.monotonic_us, _number(one.cursor)))
         excerpt.entries = [_fields(one) for one in ordered]
         excerpt.ended = any(_ends(one.fields.get("UNIT_RESULT"), one.fields.get("JOB_RESULT")) for one in told)
         reader.match({"MESSAGE_ID": COREDUMP, "COREDUMP_UNIT": unit, "_BOOT_ID": boot})
@@ -178,10 +178,18 @@ def _of_manager(reader: Reader, unit: str, invocation: str, start_us: int, boot:
 
 
 def _of_service(reader: Reader, unit: str, invocation: str, start_us: int, boot: str) -> list[Entry]:
-    """The unit's own words. Those of a process that was gone at once may name no invocation."""
-    reader.match({"_SYSTEMD_INVOCATION_ID": invocation})
+    """The unit's own words, and those of the manager's child before it became the program.
+
+    Of a process that is gone journald knows little but its number: the child's words name the unit themselves, and
+    what comes by a service's standard output names no invocation.
+    """
+    reader.match({"_SYSTEMD_INVOCATION_ID": invocation}, {"INVOCATION_ID": invocation, "UNIT": unit})
     reader.seek_tail()
-    found = [one for one in reader.backwards(_SERVICE, ENTRIES_MAX) if one.get("_SYSTEMD_UNIT") == unit]
+    found = [
+        one
+        for one in reader.backwards(_SERVICE, ENTRIES_MAX + MANAGER_MAX)
+        if one.get("_PID") != "1" and one.get("_SYSTEMD_UNIT", unit) == unit
+    ]
     if not start_us or len(found) >= ENTRIES_MAX:
         return found
     reader.match({"_SYSTEMD_UNIT": unit, "_BOOT_ID": boot})
@@ -221,6 +229,14 @@ def _of_kernel(reader: Reader, start_us: int, boot: str, unit: str, pids: set[st
 
 def _ends(result: str | None, job: str | None) -> bool:
     return bool(result) or (job or "done") != "done"
+
+
+def _number(cursor: str) -> int:
+    """The number of an entry in its journal, from its cursor: what came at one time keeps its order by it."""
+    for part in cursor.split(";"):
+        if part.startswith("i="):
+            return int(part[2:], 16)
+    return 0
 
 
 def _fields(entry: Entry) -> dict[str, str]:

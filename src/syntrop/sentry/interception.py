@@ -72,16 +72,17 @@ class Interceptor:
         end = self._ends.pop(unit, None)
         if not unitnames.kind(unit):
             return None, ""
-        restarting = "auto-restart" in sub and end is not None and end.result not in ("", "success")
+        # A failed unit that is started anew is `failed` a moment longer, with the next invocation and no result.
+        badly = end is not None and end.result not in ("", "success")
+        restarting = "auto-restart" in sub and badly
         failing: Failing | None = None
-        if active == "failed" or restarting:
+        if end is not None and badly and (active == "failed" or restarting):
             told = (invocation, not restarting)
             before = self._told.get(unit)
             if before is None or before[0] != invocation or (told[1] and not before[1]):
-                known = end or End("")
-                failing = Failing(unit, invocation, known, occasion=self._occasion(unit), restarting=restarting)
+                failing = Failing(unit, invocation, end, occasion=self._occasion(unit), restarting=restarting)
             self._told[unit] = told
-        elif "auto-restart" not in sub:
+        elif active != "failed" and "auto-restart" not in sub:
             self._told.pop(unit, None)
         if active != "deactivating":
             self._jobs.pop(unit, None)

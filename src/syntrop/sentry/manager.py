@@ -13,8 +13,10 @@ from syntrop.sentry.policy import Occasion
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-    from typing import Any, Final
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
+    from typing import Any, Final, TypeVar
+
+    T = TypeVar("T")
 
 NAME: Final = "org.freedesktop.systemd1"
 PATH: Final = "/org/freedesktop/systemd1"
@@ -30,6 +32,9 @@ _ABSENT: Final = (
     f"{_BUS}.Error.UnknownInterface",
     f"{_BUS}.Error.InvalidArgs",
 )
+# The manager executes itself anew (daemon-reexec), or the bus does not have it (yet).
+_REPLACED: Final = tuple(f"{_BUS}.Error.{name}" for name in ("NoReply", "NameHasNoOwner", "ServiceUnknown"))
+_PAUSES: Final = (0.0, 0.05, 0.1, 0.2, 0.4)  # seconds
 _WANTED = """
     Id Names Following LoadState LoadError ActiveState SubState FragmentPath SourcePath DropInPaths
     UnitFileState NeedDaemonReload InvocationID Job StateChangeTimestamp
@@ -110,6 +115,9 @@ class Manager:
 
     async def units(self, names: Sequence[str], wanted: frozenset[str] = WANTED) -> dict[str, dict[str, Any]]:
         """The same of several, all asked before the first answer is waited for."""
+        return await self._patiently(self._units, names, wanted)
+
+    async def _units(self, names: Sequence[str], wanted: frozenset[str]) -> dict[str, dict[str, Any]]:
         asked: list[tuple[str, loop.Future[dbus.Message]]] = []
         found: dict[str, dict[str, Any]] = {}
         bus = await self._connected()
@@ -145,14 +153,12 @@ class Manager:
     async def occasion(self, name: str, properties: Mapping[str, Any]) -> Occasion:
         """What goes on around a unit with these properties. That its last job was a stop is not known to the
         manager any more; the journal tells."""
-        bus = await self._connected()
-        state = await bus.begin(NAME, PATH, PROPERTIES, "Get", "ss", [MANAGER, "SystemState"])
         number, path = properties.get("Job") or (0, "/")
         # The manager's own restart of a unit is a job as well, and none that anybody asked for.
         by_itself = "auto-restart" in str(properties.get("SubState", ""))
         job = await self.job_type(path) if number and not by_itself else ""
-        leaving = (await state).body[0][1] == "stopping"
-        return Occasion(job=job, leaving=leaving)
+        state = await self._call(PATH, PROPERTIES, "Get", "ss", [MANAGER, "SystemState"])
+        return Occasion(job=job, leaving=state.body[0][1] == "stopping")
 
     async def job_type(self, path: str) -> str:
         """`start`, `stop`, `restart` and so on; empty for a job that is over."""
@@ -212,7 +218,25 @@ class Manager:
     async def _call(
         self, path: str, interface: str, member: str, signature: str = "", values: Sequence[Any] = ()
     ) -> dbus.Message:
+        return await self._patiently(self._call_once, path, interface, member, signature, values)
+
+    async def _call_once(
+        self, path: str, interface: str, member: str, signature: str, values: Sequence[Any]
+    ) -> dbus.Message:
         return await (await self._connected()).call(NAME, path, interface, member, signature, values)
+
+    async def _patiently(self, ask: Callable[..., Awaitable[T]], *arguments: Any) -> T:
+        """Ask again where the bus or the manager was replaced under a question: to look twice does no harm."""
+        for pause in _PAUSES:
+            try:
+                return await ask(*arguments)
+            except OSError:
+                pass
+            except dbus.DBusError as error:
+                if error.name not in _REPLACED:
+                    raise
+            await loop.sleep(pause)
+        return await ask(*arguments)
 
     async def _connected(self) -> link.Link:
         while self._opening is not None:
