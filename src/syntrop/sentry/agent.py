@@ -11,7 +11,7 @@ The driver asks `next()` what is wanted, does it, and answers with `chose()`, `r
 
 from __future__ import annotations
 
-from syntrop.sentry.evidence import shorten
+from syntrop.sentry.cleaning import shorten
 from syntrop.sentry.record import Record
 from syntrop.sentry.remedy import Step
 from syntrop.sentry.verdict import ACT, REPORT, STAGE

@@ -32,8 +32,8 @@ SURE = 0.99  # nothing is surer than this
 _EXEC = 203  # systemd.exec(5)
 _BEFORE_EXEC = range(200, 246)  # what the manager's child exits with where it cannot become the program
 _STOPPED = "9d1aaa27d60140bd96365438aad20286"  # sd-messages.h: SD_MESSAGE_UNIT_STOPPED
-_AGED_US = 6 * 3600 * 1_000_000  # a change that is older explains less: it has been lived with
-_AGED = 0.3
+_AGED = 0.3  # what an old change's support is worth
+_LIVED, _UNKNOWN = 0.5, 0.5  # the same of one that it ran well with, and of one whose before nobody knows
 _FAULTS = {4: "SIGILL", 5: "SIGTRAP", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 11: "SIGSEGV"}
 _SIGSYS = 31
 _ATTRIBUTES = late(r"^(?:mode [0-7]{4} became [0-7]{4}|owner \d+:\d+ became \d+:\d+)", re.MULTILINE)
@@ -276,22 +276,30 @@ class _Candidates:
     def _from_changes(self) -> None:
         """Something of the unit's own changed shortly before: that is a candidate, and no more than that."""
         explained = {cause.change for cause in self._causes.values() if cause.change}
-        for change in self._own:
-            if change.id in explained or not self._evidence.before_failure(change.time_us):
-                continue
-            if explained and max(cause.confidence for cause in self._causes.values()) >= 0.9:
-                continue
-            name = drop_in(self._evidence.unit, change.path)
-            words = f"{'drop-in ' if name else ''}{change.path} changed before it failed ({change.reason})"
-            if s.CONFIGURATION in self._causes:
-                if not self._causes[s.CONFIGURATION].change:
-                    before = self._causes[s.CONFIGURATION]
-                    self._add(
-                        s.CONFIGURATION, join(before.confidence, 0.6), words, [*before.evidence, change.id],
-                        subject=change.path, change=change.id,
-                    )  # fmt: skip
-                continue
-            self._add(s.CONFIGURATION, 0.7, words, [change.id], subject=change.path, change=change.id)
+        settled = explained and max(cause.confidence for cause in self._causes.values()) >= 0.9
+        others = [one for one in self._own if one.id not in explained]
+        others = [] if settled else [one for one in others if self._evidence.before_failure(one.time_us)]
+        if not others:
+            return
+        # Of equal ones contextd's first.
+        change = max(others, key=self._weight)
+        kind = "drop-in " if drop_in(self._evidence.unit, change.path) else ""
+        words = f"{kind}{change.path} changed before it failed ({change.reason})"
+        before = self._causes.get(s.CONFIGURATION)
+        if before is None:
+            weight = 0.7 * self._weight(change)
+            self._add(s.CONFIGURATION, weight, words, [change.id], subject=change.path, change=change.id)
+        elif not before.change:
+            weight = join(before.confidence, 0.6 * self._weight(change))
+            self._add(
+                s.CONFIGURATION, weight, words, [*before.evidence, change.id], subject=change.path,
+                change=change.id,
+            )  # fmt: skip
+
+    def _weight(self, change: Change) -> float:
+        """How much of its weight a change keeps that no text points to."""
+        lived, unknown, aged = self._evidence.lived_with(change), change.unknown, self._evidence.aged(change)
+        return (_LIVED if lived else 1.0) * (_UNKNOWN if unknown else 1.0) * (_AGED if aged else 1.0)
 
     def _from_packages(self) -> None:
         leaving = self._evidence.exit
@@ -340,8 +348,7 @@ class _Candidates:
     def _explaining(self, fault_class: str, subject: str) -> tuple[Change | None, float]:
         """The change that explains a class, and how much it says: of the very setting or file, most."""
         change, support = self._nearest(fault_class, subject)
-        failed = self._evidence.failed_us
-        if change is not None and failed is not None and failed - change.time_us > _AGED_US:
+        if change is not None and self._evidence.aged(change):
             support *= _AGED
         return change, support
 

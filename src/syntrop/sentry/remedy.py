@@ -108,7 +108,12 @@ def disposition(verdict: Verdict, action: Action, evidence: Evidence) -> str:
     if not verdict.cause.evidence or any(id not in evidence for id in verdict.cause.evidence):
         return v.REPORT
     allowed = verdict.disposition
-    return v.STAGE if allowed == v.ACT and action.maintenance else allowed
+    change: Change | None = evidence.get(verdict.cause.change) if verdict.cause.change else None
+    asked = action.maintenance
+    if action.name == REVERT_DROP_IN and change is not None:
+        # Other settings would go with the drop-in, or it has been lived with: not without a person.
+        asked = change.held_settings or evidence.aged(change)
+    return v.STAGE if allowed == v.ACT and asked else allowed
 
 
 def _start(evidence: Evidence) -> list[Step]:

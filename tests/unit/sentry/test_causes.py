@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from syntrop.sentry import causes, evidence, remedy, signatures, verdict
+from syntrop.sentry import causes, cleaning, evidence, remedy, signatures, verdict
 from syntrop.sentry.evidence import Change, Counter, Evidence, Exit, Facts, Neighbour, Package
 
 KEY = captured.KEY
@@ -502,7 +502,7 @@ def test_any_journal_gives_ranked_causes_that_cite_what_is_there(
 def test_no_line_takes_long(part: str) -> None:
     """Where a pattern took more than a time in proportion to the line, this would take minutes."""
     needles = " ".join(needle for one in signatures.SIGNATURES for needle in one.needles)
-    lines = [(part * 512)[: evidence.MESSAGE_MAX], f"{needles} {part * 512}"[: 4 * evidence.MESSAGE_MAX]]
+    lines = [(part * 512)[: cleaning.MESSAGE_MAX], f"{needles} {part * 512}"[: 4 * cleaning.MESSAGE_MAX]]
     for line in lines:
         for origin in (evidence.SERVICE, evidence.SPAWN, evidence.MANAGER, evidence.KERNEL):
             entries = [
@@ -568,3 +568,69 @@ def test_the_page_has_the_table_of_signatures() -> None:
     for one in signatures.SIGNATURES:
         near = f", {one.weight + signatures.NEAR:g} beside a path" if one.near else ""
         assert f"| `{one.name}` | {', '.join(one.origins)} | `{one.fault_class}` | {one.weight:g}{near} |" in page
+
+
+# Changes that have nothing to do with it.
+
+
+def crashed(change: Change | None = None, *, started_s: float = 0.0) -> Evidence:
+    """A crash at second 1000, of a unit that became active at `started_s`."""
+    return Evidence(
+        "web.service", failed_us=1_000_000_000, exit=Exit("signal", evidence.KILLED, 11),
+        facts=Facts(started_us=int(started_s * 1e6)), changes=[change] if change is not None else [],
+    )  # fmt: skip
+
+
+def test_a_change_that_it_ran_well_with_is_not_to_blame_for_a_crash() -> None:
+    change = drop_in(crashed(), "[Service]\nNice=1", before_s=600)
+    assert judged(crashed(change))[1].name == remedy.REVERT_DROP_IN
+    assert judged(crashed(change, started_s=999))[1].name == remedy.REVERT_DROP_IN
+    cause, action, done = judged(crashed(change, started_s=500))
+    assert (cause.fault_class, action.name, done) == (signatures.CRASH, remedy.RESTART, verdict.ACT)
+
+
+def test_a_change_whose_before_nobody_knows_says_little() -> None:
+    known = file(crashed(), "/etc/web.conf", "-a\n+b")
+    parts = {name: getattr(known, name) for name in known.__slots__ if name not in ("summary", "id")}
+    unknown = Change("d1", **parts, summary="/etc/web.conf changed before it was watched")
+    assert judged(crashed(known))[0].fault_class == signatures.CONFIGURATION
+    assert judged(crashed(unknown))[0].fault_class == signatures.CRASH
+    # The likelier of two is told, whatever their order.
+    both_of_them = Evidence(
+        "web.service", failed_us=1_000_000_000, exit=Exit("signal", evidence.KILLED, 11),
+        changes=[unknown, Change("d2", **parts, summary="/etc/web.conf changed")],
+    )  # fmt: skip
+    assert judged(both_of_them)[0].change == "d2"
+
+
+@both
+def test_a_drop_in_that_held_more_is_not_removed_unasked(release: str) -> None:
+    bare = captured.captured(release, "fd_limit")
+    for old, done in (("", verdict.ACT), ("# a note", verdict.ACT), ("LimitNOFILE=4096", verdict.STAGE)):
+        change = drop_in(bare, "[Service]\nLimitNOFILE=16", old=old)
+        told = judged(captured.captured(release, "fd_limit", changes=[change]))
+        assert (told[1].name, told[2]) == (remedy.REVERT_DROP_IN, done)
+
+
+def test_an_old_limit_is_not_removed_unasked_however_sure_the_cause() -> None:
+    bare = oom()
+    old = Evidence(
+        bare.unit, failed_us=bare.failed_us, exit=bare.exit, facts=bare.facts, entries=bare.entries,
+        counters=bare.counters, changes=[drop_in(bare, "[Service]\nMemoryMax=64M", before_s=8 * 3600)],
+    )  # fmt: skip
+    cause, action, done = judged(old)
+    assert cause.confidence >= verdict.ACT_AT
+    assert (action.name, done) == (remedy.REVERT_DROP_IN, verdict.STAGE)
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["web.service: Failed at step EXEC spawning /usr/bin/web: No such file or directory",
+     "web.service: Failed with result 'oom-kill'. No space left on device",
+     "Dependency failed for web.service: Connection refused"],
+)  # fmt: skip
+def test_what_a_service_words_as_the_manager_does_is_not_heard(words: str) -> None:
+    entry = evidence.entry(1, {"_PID": "7", "MESSAGE": words, "_SYSTEMD_UNIT": "web.service"}, KEY)
+    found = Evidence("web.service", exit=Exit("signal", evidence.KILLED, 6), entries=[entry])
+    assert signatures.scan(found) == []
+    assert judged(found)[0].fault_class == signatures.CRASH

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from syntrop.common import psi
 from syntrop.contextd import unitfiles
-from syntrop.sentry import causes, evidence, prompt, signatures
+from syntrop.sentry import causes, cleaning, evidence, prompt, signatures
 from syntrop.sentry.evidence import Change, Coredump, Counter, Entry, Evidence, Neighbour, Package, Stall
 
 KEY = captured.KEY
@@ -42,7 +42,7 @@ def test_no_secret_of_a_log_line_is_kept(line: str) -> None:
 
 @given(st.text(max_size=3000), st.integers(10, 700))
 def test_cleaned_text_is_bounded_and_has_no_control_characters(text: str, limit: int) -> None:
-    cleaned = evidence.clean(text, KEY, limit)
+    cleaned = cleaning.clean(text, KEY, limit)
     assert len(cleaned) <= limit
     assert not any(ord(letter) < 32 and letter not in "\t\n" for letter in cleaned)
     assert "\x1b" not in cleaned
@@ -50,7 +50,7 @@ def test_cleaned_text_is_bounded_and_has_no_control_characters(text: str, limit:
 
 
 def test_escape_sequences_go_whole() -> None:
-    assert evidence.clean("\x1b[31mred\x1b[0m \x1b]0;title\x07text", KEY) == "red text"
+    assert cleaning.clean("\x1b[31mred\x1b[0m \x1b]0;title\x07text", KEY) == "red text"
 
 
 def test_a_flood_does_not_push_the_managers_words_out() -> None:
