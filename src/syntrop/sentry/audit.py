@@ -38,7 +38,7 @@ def _time_us(id: str) -> int:
 
 
 class Audit:
-    """The folder of incidents. The blocking calls are small: one file each; `list` is for a worker thread."""
+    """The folder of incidents. The blocking calls are small: one file each; `listing` is for a worker thread."""
 
     def __init__(self, folder: str, *, keep: int, keep_days: float) -> None:
         self._folder, self._keep, self._keep_us = folder, keep, int(keep_days * _DAY_US)
@@ -76,7 +76,7 @@ class Audit:
                     return found
         raise KeyError(id)
 
-    def list(self, *, unit: str | None, status: str | None, since_us: int, limit: int) -> list[dict[str, Any]]:
+    def listing(self, *, unit: str | None, status: str | None, since_us: int, limit: int) -> list[dict[str, Any]]:
         """In the interface's form, newest first."""
         found: list[dict[str, Any]] = []
         for id in self._newest():

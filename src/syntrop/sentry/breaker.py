@@ -82,6 +82,10 @@ class Breaker:
             self._opened, self._trial, self.level = None, False, 0
             self._failures.clear()
 
+    def lock(self) -> None:
+        """Nothing that could be done helps: it is an operator's."""
+        self._locked = True
+
     def abandoned(self) -> None:
         """The action that was let through did not take place."""
         self._trial = False

@@ -1,27 +1,299 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The course of one incident through the seven phases."""
+"""The course of one incident through the seven phases: found out, remedied, watched, and taken back if need be.
+
+`diagnose` knows and decides, `treat` does, `restore` watches. Between them the supervisor asks the guards. The
+record is on disk before the first write, and after each step, so that the next start knows what was under way.
+"""
 
 from __future__ import annotations
 
+import os
+
+from syntrop.common import dbus, loop
+from syntrop.sentry import causes as c
+from syntrop.sentry import incident as i
+from syntrop.sentry import phases as p
+from syntrop.sentry import policy, probation, remedy, signatures, verdict
+from syntrop.sentry.gathering import Gathering
+from syntrop.sentry.hands import HandsError
+from syntrop.sentry.peers import CONTEXTD, INFERENCED, RUNTIMED, TOOLD
+from syntrop.sentry.phases import Phases
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from syntrop.sentry.audit import Audit
-    from syntrop.sentry.clock import Clock
-    from syntrop.sentry.hands import Hands
+    from collections.abc import Callable
+    from typing import Any
+
+    from syntrop.sentry.evidence import Evidence
     from syntrop.sentry.incident import Incident
-    from syntrop.sentry.parts import Adviser, Manager, Slicer
-    from syntrop.sentry.peers import Peers
+    from syntrop.sentry.kit import Kit
+    from syntrop.sentry.phases import Span
+    from syntrop.sentry.remedy import Step
     from syntrop.sentry.trigger import Trigger
+    from syntrop.sentry.verdict import Verdict
+
+PROMPT_US = 1_000_000  # a failure that was told later than this has waited: its deadline counts from its turn
+RATES_PATIENCE = 180.0  # seconds that toold's rates may let an action wait
+# What is no fault, or none that anybody should meddle with.
+NO_FAULT = frozenset((signatures.RECOVERED, signatures.NO_FAILURE, signatures.STOPPED_BY_HAND))
+DISMISS = "dismiss"
+_WITHOUT_RECORD = frozenset(("unit_restart", "unit_reset_failed"))  # toold keeps none: nothing is taken back
 
 
 class Course:
-    """What courses share: the parts. `run` is one incident."""
+    """One incident. `told` is called with each phase that ended."""
 
     def __init__(
-        self, *, manager: Manager, slicer: Slicer, peers: Peers, adviser: Adviser, hands: Hands, audit: Audit,
-        clock: Clock,
-    ) -> None:  # fmt: skip
-        raise NotImplementedError
+        self, kit: Kit, trigger: Trigger, incident: Incident, *, awake: bool, told: Callable[[Span], object]
+    ) -> None:
+        clock = kit.clock
+        self._kit, self.trigger, self.incident, self._told = kit, trigger, incident, told
+        now = clock.monotonic_us()
+        waited = now - trigger.failed_us
+        self._failed = trigger.failed_us if 0 <= waited <= PROMPT_US else now
+        self.phases = Phases(p.AWAKE if awake else p.ASLEEP, self._failed)
+        self._gathering = Gathering(kit, self.phases, trigger, self._ended)
+        self.evidence: Evidence | None = None
+        self.verdict: Verdict | None = None
+        self._asked = False
+        self._reflected = False
+        self._again = False  # the next step may have been carried out by an earlier life of ours
+        self._before = {span.name: span for span in incident.spans}  # of an earlier life of ours
+        if waited > PROMPT_US:
+            incident.happened(clock.wall_us(), f"waited {waited / 1e6:.1f} s for its turn")
 
-    async def run(self, trigger: Trigger, incident: Incident, *, dry_run: bool = False) -> None:
-        raise NotImplementedError
+    @property
+    def properties(self) -> dict[str, Any]:
+        """What the manager told of the unit; empty before `diagnose`."""
+        return self._gathering.properties
+
+    # --- knowing and deciding --------------------------------------------------------------------------------
+
+    async def diagnose(self) -> str:
+        """Find out and decide: `act`, `stage`, `report` or DISMISS. What guards and policy say comes after."""
+        clock, kit, phases = self._kit.clock, self._kit, self.phases
+        limit = phases.begin(p.INTERCEPT, self._failed)
+        now = clock.monotonic_us()
+        outcome, note = (p.DONE, "") if now <= limit else (p.LATE, "it waited for its turn")
+        self._ended(phases.end(p.INTERCEPT, now, outcome, note, fallback=False))
+        kit.peers.knock(TOOLD, CONTEXTD)
+        at_once = kit.adviser is not None and kit.peers.awake(INFERENCED) and kit.peers.awake(RUNTIMED)
+        evidence = self.evidence = await self._gathering.gather(lease=at_once)
+        if evidence is None:
+            self.incident.happened(clock.wall_us(), "the service manager does not answer")
+            return verdict.REPORT
+        found = c.candidates(evidence, signatures.scan(evidence))
+        settled = found[0].confidence >= verdict.ACT_AT or found[0].fault_class in NO_FAULT
+        if not at_once:
+            if settled or kit.adviser is None:
+                why = "the evidence had settled it" if settled else "no model is set"
+                self._ended(phases.skip(p.LEASE, clock.monotonic_us(), why))
+            else:
+                phases.replan(p.COLD)
+                kit.peers.knock(RUNTIMED, INFERENCED)
+                await self._gathering.take_lease()
+        limit = phases.begin(p.DIAGNOSE, clock.monotonic_us())
+        self.verdict = await self._judge(evidence, found, settled, limit)
+        action = remedy.choose(self.verdict.cause, evidence)
+        self.incident.decide(clock.wall_us(), self.verdict, evidence, action)
+        if not self.incident.invocation:
+            self.incident.invocation = evidence.invocation
+        now = clock.monotonic_us()
+        late = now > limit
+        self._ended(phases.end(p.DIAGNOSE, now, p.LATE if late else p.DONE, self.verdict.note, fallback=late))
+        if self.verdict.cause.fault_class in NO_FAULT:
+            return DISMISS
+        return remedy.disposition(self.verdict, action, evidence)
+
+    async def _judge(self, evidence: Evidence, found: list[c.Cause], settled: bool, limit: int) -> Verdict:
+        kit = self._kit
+        if settled:
+            return verdict.combine(found, None, why_absent="the evidence had settled it")
+        if kit.adviser is None:
+            return verdict.combine(found, None, why_absent="no model is set")
+        # Without the model nothing would be done at once anyway: so there is time for it beyond the budget.
+        deadline = max(limit, kit.clock.monotonic_us() + int(kit.settings.patience_sec * 1e6))
+        answer = await self._ask(evidence, found, deadline)
+        if isinstance(answer, str):
+            return verdict.combine(found, None, why_absent=answer)
+        return verdict.combine(found, answer)
+
+    async def _ask(self, evidence: Evidence, found: list[c.Cause], deadline: int) -> verdict.Answer | str:
+        assert self._kit.adviser is not None
+        self._asked = True
+        seed = int.from_bytes(os.urandom(8), "little")
+        return await self._kit.adviser.choose(evidence, found, seed=seed, deadline=deadline)
+
+    async def ruling(self) -> policy.Ruling:
+        """What the policy says of this failure."""
+        kit, trigger, properties = self._kit, self.trigger, self.properties
+        occasion = trigger.occasion
+        if occasion is None:
+            try:
+                with loop.deadline(5.0):
+                    occasion = await kit.manager.occasion(trigger.unit, properties)
+            except (OSError, dbus.DBusError):
+                return policy.Ruling(policy.OBSERVE, "the service manager does not tell what goes on")
+        names = list(dict.fromkeys([trigger.unit, *properties.get("Names", ())]))
+        weekday, minute = kit.clock.local()
+        return kit.guards.policy.rule(names, occasion, now=kit.clock.seconds(), weekday=weekday, minute=minute)
+
+    # --- doing -----------------------------------------------------------------------------------------------
+
+    async def treat(self, why: str) -> str:
+        """Carry the action out, from where it stands; empty, or why it could not be. Raises OSError when the
+        record of what will be written cannot be kept: then nothing is done."""
+        kit, incident, phases, clock = self._kit, self.incident, self.phases, self._kit.clock
+        action = incident.action
+        assert action is not None
+        if incident.status != i.ACTING:
+            incident.move(i.ACTING, clock.wall_us(), why)
+        # A power failure has no use for the record of a restart; that of a write has to be there after one.
+        kit.keep(incident, sync=action.writes)
+        phases.begin(p.REMEDY, clock.monotonic_us())
+        failure = ""
+        for step in action.steps[incident.done :]:
+            again, self._again = self._again, False
+            failure = await (self._step_again(step) if again else self._step(step))
+            if failure:
+                break
+        outcome = p.FAILED if failure else p.DONE
+        self._ended(phases.end(p.REMEDY, clock.monotonic_us(), outcome, failure))
+        kit.keep(incident)
+        return failure
+
+    async def _step(self, step: Step) -> str:
+        kit, incident = self._kit, self.incident
+        patience = RATES_PATIENCE
+        while True:
+            try:
+                rollback_id = await kit.hands.do(step)
+            except HandsError as error:
+                if error.wait is None or error.wait > patience:
+                    return str(error)
+                patience -= error.wait
+                incident.happened(kit.clock.wall_us(), f"{step.tool} waits {error.wait:.0f} s for toold's rates")
+                kit.keep(incident)
+                await loop.sleep(error.wait)
+                continue
+            incident.carried_out(kit.clock.wall_us(), step, rollback_id)
+            kit.keep(incident)
+            return ""
+
+    async def _step_again(self, step: Step) -> str:
+        """The step that was under way when we ended: done again, where it was not done."""
+        kit, incident, clock = self._kit, self.incident, self._kit.clock
+        if step.tool in _WITHOUT_RECORD:
+            if step.tool == "unit_restart" and await self._started():
+                incident.carried_out(clock.wall_us(), step, None)
+                return ""
+            return await self._step(step)
+        before = incident.rollback_ids.copy()
+        failure = await self._step(step)
+        try:
+            kept = await kit.hands.kept(step, since_us=incident.acting_us, now_us=clock.wall_us())
+        except HandsError as error:
+            return failure or str(error)
+        new = [one for one in kept if one not in before]
+        if failure and new:
+            # It is done, which is why it cannot be done again.
+            incident.carried_out(clock.wall_us(), step, new[-1])
+            failure = ""
+        incident.rollback_ids = [*before, *new]
+        kit.keep(incident)
+        return failure
+
+    async def _started(self) -> bool:
+        """Whether the unit runs, and it is not the run that failed."""
+        try:
+            with loop.deadline(5.0):
+                now = probation.Health(await self._kit.manager.unit(self.incident.unit))
+        except (OSError, dbus.DBusError):
+            return False
+        return now.state != probation.DOWN and now.run != self.incident.invocation
+
+    def resume(self) -> None:
+        """Go on with what an earlier life of ours had begun: `treat`, `restore` or `take_back` come next."""
+        now = self._kit.clock.monotonic_us()
+        for name in p.PHASES[:5]:
+            self.phases.skip(name, now, "before a restart of ours")
+        if self.incident.action is not None and self.incident.done >= len(self.incident.action.steps):
+            self.phases.skip(p.REMEDY, now, "before a restart of ours")
+        self._again = self.incident.status == i.ACTING
+        self.incident.happened(self._kit.clock.wall_us(), "goes on after a restart of systemd-sentry")
+
+    async def restore(self) -> str:
+        """Watch whether the action helped; empty, or why not."""
+        kit, incident, phases, clock = self._kit, self.incident, self.phases, self._kit.clock
+        settings = kit.settings
+        phases.begin(p.RESTORE, clock.monotonic_us())
+        incident.probation = True
+        kit.keep(incident)
+
+        def active() -> None:
+            since = (clock.monotonic_us() - self._failed) / 1000
+            incident.happened(clock.wall_us(), f"active again, {since:.0f} ms after the failure; on probation")
+
+        try:
+            failure = await probation.healthy(
+                kit.manager,
+                incident.unit,
+                seconds=settings.probation_sec,
+                patience=settings.start_patience_sec,
+                active=active,
+            )
+        except (OSError, dbus.DBusError) as error:
+            failure = f"the service manager does not tell whether it helped: {error}"
+        outcome = p.FAILED if failure else p.DONE
+        self._ended(phases.end(p.RESTORE, clock.monotonic_us(), outcome, failure))
+        return failure
+
+    async def take_back(self) -> str:
+        """Take back what was done, the last first; empty, or why it could not be."""
+        kit, incident, clock = self._kit, self.incident, self._kit.clock
+        incident.undoing = True
+        kit.keep(incident)
+        for rollback_id in reversed(incident.rollback_ids.copy()):
+            try:
+                await kit.hands.take_back(rollback_id)
+            except HandsError as error:
+                return str(error)
+            incident.taken_back(clock.wall_us(), rollback_id)
+            kit.keep(incident)
+        return ""
+
+    async def afterwards(self, *, reflect: bool = True) -> None:
+        """What may wait: the model's word where it was not needed, its sentence, and the lease given back."""
+        kit, evidence, ruled = self._kit, self.evidence, self.verdict
+        again, self._reflected = self._reflected, True
+        try:
+            if again or not reflect or kit.adviser is None or not kit.peers.awake(RUNTIMED):
+                return
+            if evidence is None or ruled is None or ruled.cause.fault_class in NO_FAULT:
+                return
+            if not self._asked and len(ruled.causes) > 1:
+                answer = await self._ask(evidence, list(ruled.causes), self._soon())
+                words = answer if isinstance(answer, str) else _opinion(answer, ruled)
+                self.incident.happened(kit.clock.wall_us(), f"the model, asked afterwards: {words}")
+            sentence = await kit.adviser.sentence(evidence, ruled.cause, deadline=self._soon())
+            if sentence:
+                self.incident.happened(kit.clock.wall_us(), f"in the model's words: {sentence}")
+        finally:
+            lease, self._gathering.lease = self._gathering.lease, ""
+            if lease:
+                await kit.peers.release(lease)
+
+    def _soon(self) -> int:
+        return self._kit.clock.monotonic_us() + 10_000_000
+
+    def _ended(self, span: Span) -> None:
+        known = self._before
+        now = {one.name: one for one in self.phases.spans if one.outcome != p.SKIPPED or one.name not in known}
+        both = {**known, **now}
+        self.incident.spans = [both[name] for name in p.PHASES if name in both]
+        self._told(span)
+
+
+def _opinion(answer: verdict.Answer, ruled: Verdict) -> str:
+    same = answer.label == ruled.cause.fault_class
+    return f"{'the same' if same else answer.label} ({answer.confidence:.2f})"

@@ -66,13 +66,16 @@ class Hands:
                 patience -= error.wait
                 await loop.sleep(error.wait)
 
-    async def kept(self, unit: str, *, since_us: int, now_us: int) -> list[str]:
-        """Identifiers of what toold changed for a unit since then, oldest first: what a crash of ours kept us from
-        writing down. Raises HandsError."""
+    async def kept(self, step: Step, *, since_us: int, now_us: int) -> list[str]:
+        """Identifiers of what toold changed since then that a step like this one changes, oldest first: what a
+        crash of ours kept us from writing down. Raises HandsError."""
         seconds = max(0, (now_us - since_us + 999_999) // 1_000_000)
         reply = await self._call("ListRollbacks", {"since_seconds": seconds, "limit": 100})
         mine = [
-            one for one in reply["records"] if one.get("target_unit") == unit and one["timestamp_us"] >= since_us
+            one
+            for one in reply["records"]
+            if one["timestamp_us"] >= since_us
+            and (one.get("target_unit") == step.unit if step.unit else one.get("target_path") in step.args)
         ]
         return [str(one["id"]) for one in sorted(mine, key=lambda one: int(one["timestamp_us"]))]
 

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from syntrop.sentry.evidence import Evidence
     from syntrop.sentry.verdict import Verdict
 
-MESSAGE_ID = "b5a7d1c0e94f4d2f8f6d3c9a1e70b284"  # of the journal entry that tells of an incident
 FORM = 1  # of the record on disk
 HAPPENINGS_MAX = 256
 EXCERPT_MAX = 20  # last words of the unit in the record
@@ -59,8 +58,8 @@ class Incident:
     """One failure of one unit and what came of it."""
 
     __slots__ = (
-        "action", "causes", "decided_by", "done", "excerpt", "happenings", "id", "invocation", "note", "probation",
-        "rollback_ids", "spans", "status", "time_us", "transcript", "undoing", "unit",
+        "acting_us", "action", "causes", "decided_by", "done", "excerpt", "happenings", "id", "invocation", "note",
+        "probation", "rollback_ids", "spans", "status", "time_us", "transcript", "undoing", "unit",
     )  # fmt: skip
 
     def __init__(self, id: str, unit: str, time_us: int, *, invocation: str = "") -> None:
@@ -70,6 +69,7 @@ class Incident:
         self.decided_by = "signature"
         self.note = ""
         self.action: Action | None = None
+        self.acting_us = 0  # when it began to be carried out
         self.done = 0  # steps of the action that were carried out
         self.probation = False  # the action is carried out, and whether it helped is being watched
         self.rollback_ids: list[str] = []  # of what was changed, in order; what is taken back goes from it
@@ -114,6 +114,8 @@ class Incident:
         if status not in _NEXT[self.status]:
             raise IncidentError(f"incident {self.id} is {self.status} and cannot become {status}")
         self.status = status
+        if status == ACTING:
+            self.acting_us = time_us
         self.happened(time_us, status.replace("_", " ") + (f": {why}" if why else ""))
 
     def carried_out(self, time_us: int, step: Step, rollback_id: str | None) -> None:
@@ -194,6 +196,7 @@ class Incident:
             "steps": None
             if action is None
             else {"name": action.name, "steps": [[one.tool, list(one.args), one.unit] for one in action.steps]},
+            "acting_us": self.acting_us,
             "done": self.done,
             "probation": self.probation,
             "rollback_ids": self.rollback_ids,
@@ -217,6 +220,7 @@ class Incident:
             incident.action = Action(
                 kept["steps"]["name"], [Step(tool, args, unit) for tool, args, unit in steps], reason
             )
+        incident.acting_us = int(kept["acting_us"])
         incident.done, incident.probation = int(kept["done"]), bool(kept["probation"])
         incident.rollback_ids = [str(one) for one in kept["rollback_ids"]]
         incident.undoing, incident.transcript = bool(kept["undoing"]), list(kept["transcript"])

@@ -8,7 +8,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import Any, Protocol
 
-    from syntrop.common import loop
     from syntrop.sentry.causes import Cause
     from syntrop.sentry.evidence import Evidence
     from syntrop.sentry.policy import Occasion
@@ -36,7 +35,11 @@ if TYPE_CHECKING:
         async def watch(self, name: str) -> Watch: ...
 
     class Slice(Protocol):
-        """What was read of a failure: the keyword arguments of `Evidence` that are not contextd's."""
+        """What was read of a failure: the keyword arguments of `Evidence` that are not contextd's; and the unit's
+        properties."""
+
+        @property
+        def properties(self) -> Mapping[str, Any]: ...
 
         def arguments(self) -> dict[str, Any]: ...
 
@@ -53,5 +56,3 @@ if TYPE_CHECKING:
 
         async def sentence(self, evidence: Evidence, cause: Cause, *, deadline: int) -> str:
             """One sentence for people; empty where there is none."""
-
-    Tell = loop.Queue[Any]

@@ -27,13 +27,21 @@ SINCE_SECONDS = 7 * 86400  # how far contextd looks back: what is old is judged 
 
 
 class PeerError(Exception):
-    """A daemon did not do its part: `daemon` and what went wrong; `error` is the Varlink error, if it was one."""
+    """A daemon did not do its part: `daemon` and what went wrong; `error` is the Varlink error, if it was one;
+    `late`: it did not answer in time."""
 
     def __init__(
-        self, daemon: str, reason: str, error: str = "", parameters: dict[str, Any] | None = None
+        self,
+        daemon: str,
+        reason: str,
+        error: str = "",
+        parameters: dict[str, Any] | None = None,
+        *,
+        late: bool = False,
     ) -> None:
         super().__init__(f"{daemon}: {reason}")
         self.daemon, self.reason, self.error, self.parameters = daemon, reason, error, parameters or {}
+        self.late = late
 
 
 class _Pool:
@@ -115,7 +123,7 @@ class Peers:
             reason = str(error.parameters.get("reason") or error)
             raise PeerError(daemon, reason, error.error, error.parameters) from None
         except TimeoutError:
-            raise PeerError(daemon, f"no answer within {timeout:g} s") from None
+            raise PeerError(daemon, f"no answer within {timeout:g} s", late=True) from None
         except (OSError, ConnectionLost, InvalidReply) as error:
             raise PeerError(daemon, str(error)) from None
 

@@ -153,8 +153,8 @@ class Phases:
         self._plan = plan
 
     @property
-    def plan(self) -> str:
-        return self._plan.name
+    def plan(self) -> Plan:
+        return self._plan
 
     def skip(self, name: str, now: int, note: str = "") -> Span:
         """A phase that is not needed. Raises PhaseError."""
