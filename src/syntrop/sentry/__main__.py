@@ -18,7 +18,7 @@ def main() -> None:
 def build(daemon: Daemon) -> None:
     from syntrop.sentry.service import Sentry1
 
-    daemon.serve_varlink("systemd-sentry/sentry.sock", {"io.syntrop.Sentry1": Sentry1()}, mode=0o660)
+    daemon.serve_varlink("systemd-sentry/sentry.sock", {"io.syntrop.Sentry1": Sentry1(daemon)}, mode=0o660)
 
 
 if __name__ == "__main__":

@@ -110,6 +110,21 @@ class Audit:
         kept = self._load(os.path.join(self._folder, GUARDS), dict)
         return kept if isinstance(kept, dict) else {}
 
+    def awake_until(self) -> int | None:
+        """UTC microseconds of the newest thing that was written here: what failed later, nobody heard of. None
+        where nothing is written yet."""
+        names = [GUARDS, *(os.path.join(folder, f"{id}.json") for folder, id in self._latest())]
+        times = []
+        for name in names:
+            try:
+                times.append(os.stat(os.path.join(self._folder, name)).st_mtime_ns // 1000)
+            except OSError:
+                pass
+        return max(times, default=None)
+
+    def _latest(self) -> list[tuple[str, str]]:
+        return [(folder, names[-1]) for folder in (OPEN_FOLDER, CLOSED_FOLDER) if (names := self._names(folder))]
+
     def _newest(self) -> Iterator[str]:
         both = {*self._names(OPEN_FOLDER), *self._names(CLOSED_FOLDER)}
         return iter(sorted(both, reverse=True))

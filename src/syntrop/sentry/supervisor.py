@@ -316,6 +316,17 @@ class Supervisor:
 
     # --- a person's word -------------------------------------------------------------------------------------
 
+    def staged(self, id: str) -> Incident | None:
+        """The incident, if it waits for a person."""
+        return self._conduct.staged.get(id)
+
+    def incident(self, id: str) -> Incident:
+        """As it stands, under way or over. Raises KeyError."""
+        for case in self._cases.values():
+            if case.incident.id == id:
+                return case.incident
+        return self._conduct.staged.get(id) or self.kit.audit.get(id)
+
     async def approve(self, id: str) -> Incident | Hold:
         """Carry a staged action out, to its end; or what the guards say against it. Raises KeyError where nothing
         is staged so, Busy while the unit is being dealt with."""
