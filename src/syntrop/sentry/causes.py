@@ -105,10 +105,9 @@ class _Candidates:
         failed = [
             entry for entry in evidence.entries if entry.field("UNIT_RESULT") and entry.unit == evidence.unit
         ]
-        if facts.active == "active" and failed:
-            return Cause(
-                s.RECOVERED, 0.97, f"{evidence.unit} failed and runs again by itself", [failed[-1].id, facts.id]
-            )
+        if facts.active == "active" and (failed or facts.restarts):
+            cited = [*(one.id for one in failed[-1:]), facts.id]
+            return Cause(s.RECOVERED, 0.97, f"{evidence.unit} failed and runs again by itself", cited)
         down = any(one.failed for one in evidence.neighbours)
         stopped = [one for one in evidence.entries if one.message_id == _STOPPED and one.unit == evidence.unit]
         by_hand = [one for one in stopped if one.believed and one.field("JOB_TYPE") == "stop"]
