@@ -7,8 +7,6 @@ record is on disk before the first write, and after each step, so that the next 
 
 from __future__ import annotations
 
-import os
-
 from syntrop.common import dbus, loop
 from syntrop.sentry import causes as c
 from syntrop.sentry import incident as i
@@ -100,7 +98,7 @@ class Course:
             self.incident.invocation = evidence.invocation
         now = clock.monotonic_us()
         late = now > limit
-        self._ended(phases.end(p.DIAGNOSE, now, p.LATE if late else p.DONE, self.verdict.note, fallback=late))
+        self._ended(phases.end(p.DIAGNOSE, now, p.LATE if late else p.DONE, self.verdict.note, fallback=False))
         if self.verdict.cause.fault_class in NO_FAULT:
             return DISMISS
         return remedy.disposition(self.verdict, action, evidence)
@@ -121,8 +119,7 @@ class Course:
     async def _ask(self, evidence: Evidence, found: list[c.Cause], deadline: int) -> verdict.Answer | str:
         assert self._kit.adviser is not None
         self._asked = True
-        seed = int.from_bytes(os.urandom(8), "little")
-        return await self._kit.adviser.choose(evidence, found, seed=seed, deadline=deadline)
+        return await self._kit.adviser.choose(evidence, found, deadline=deadline)
 
     async def ruling(self) -> policy.Ruling:
         """What the policy says of this failure."""

@@ -82,7 +82,7 @@ class Guards:
         breaker = self._of(unit, now)
         self.changed = True
         if outcome:
-            breaker.success()
+            breaker.success(now)
         elif outcome is None:
             breaker.abandoned()
             self.budget.give_back()

@@ -91,7 +91,7 @@ class Supervisor:
     def report(self, trigger: Trigger) -> None:
         """A unit failed. No waiting; one small file is written."""
         guards, unit = self.kit.guards, trigger.unit
-        failure = f"{trigger.invocation} {trigger.result} {trigger.restarting}" if trigger.invocation else ""
+        failure = _failure(trigger.invocation, trigger.result, trigger.restarting)
         now = self.kit.clock.seconds()
         before = guards.state(unit, now)
         if guards.failed(unit, failure, now):
@@ -100,12 +100,15 @@ class Supervisor:
             return  # its course sees for itself; or it is an old story
         if trigger.restarting and (guards.state(unit, now) in (before, b.CLOSED) or before == b.OPEN):
             return  # the manager starts it again: that is for it to do, unless it goes on and on
+        self._remember(unit, failure)
+        self._open(trigger)
+
+    def _remember(self, unit: str, failure: str) -> None:
         if failure:
             self._handled.pop(unit, None)
             self._handled[unit] = failure
             if len(self._handled) > HANDLED_MAX:
                 del self._handled[next(iter(self._handled))]
-        self._open(trigger)
 
     async def triage(
         self, unit: str, *, dry_run: bool, listener: Callable[[Span], object] | None = None
@@ -215,7 +218,10 @@ class Supervisor:
             early = await course.ruling()
             if early.kind == policy.IGNORE:
                 return self._ruled(case, DISMISS, early)
-        decided = self._ruled(case, await course.diagnose(), await course.ruling())
+        decided = await course.diagnose()
+        if decided != DISMISS and trigger.source in (t.ASKED, t.RESUMED):
+            self._count(trigger.unit, course.properties)
+        decided = self._ruled(case, decided, await course.ruling())
         if trigger.restarting:
             if self.kit.guards.state(trigger.unit, self.kit.clock.seconds()) == b.LOCKED:
                 self._conduct.tell_locked(case.incident)
@@ -226,6 +232,13 @@ class Supervisor:
                 case.incident.action = Action(remedy.WAIT_FOR_ROOT, [], f"{root} is to be treated, not this one")
                 return verdict.REPORT
         return decided
+
+    def _count(self, unit: str, properties: Mapping[str, Any]) -> None:
+        """A failure that nobody told of when it happened."""
+        failure = _failure(str(properties.get("InvocationID", "")), str(properties.get("Result", "")), False)
+        self._remember(unit, failure)
+        if failure and self.kit.guards.failed(unit, failure, self.kit.clock.seconds()):
+            self._write_guards()
 
     def _ruled(self, case: Case, decided: str, ruling: policy.Ruling) -> str:
         """The stricter of verdict and policy."""
@@ -390,3 +403,8 @@ class Supervisor:
                 kit.audit.write_guards(kit.guards.dump(kit.clock.seconds(), kit.clock.wall_us()))
             except OSError as error:
                 journal.error(f"What the breakers know cannot be kept: {error}", ERRNO=error.errno)
+
+
+def _failure(invocation: str, result: str, restarting: bool) -> str:
+    """What tells a failure of a unit from its others; empty where that cannot be told."""
+    return f"{invocation} {result} {restarting}" if invocation else ""
