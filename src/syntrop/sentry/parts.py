@@ -49,9 +49,7 @@ if TYPE_CHECKING:
     class Adviser(Protocol):
         """The model. Never raises but Cancelled; `deadline` is on the monotonic clock, in microseconds."""
 
-        async def choose(
-            self, evidence: Evidence, causes: Sequence[Cause], *, seed: int, deadline: int
-        ) -> Answer | str:
+        async def choose(self, evidence: Evidence, causes: Sequence[Cause], *, deadline: int) -> Answer | str:
             """Its choice, or why there is none."""
 
         async def sentence(self, evidence: Evidence, cause: Cause, *, deadline: int) -> str:
