@@ -12,9 +12,10 @@ from syntrop.sentry import causes as c
 from syntrop.sentry import incident as i
 from syntrop.sentry import phases as p
 from syntrop.sentry import policy, probation, remedy, signatures, verdict
+from syntrop.sentry.evidence import KERNEL
 from syntrop.sentry.gathering import Gathering
 from syntrop.sentry.hands import HandsError
-from syntrop.sentry.peers import CONTEXTD, INFERENCED, RUNTIMED, TOOLD
+from syntrop.sentry.peers import CONTEXTD, INFERENCED, RUNTIMED, TOOLD, PeerError
 from syntrop.sentry.phases import Phases
 
 TYPE_CHECKING = False
@@ -124,16 +125,36 @@ class Course:
     async def ruling(self) -> policy.Ruling:
         """What the policy says of this failure."""
         kit, trigger, properties = self._kit, self.trigger, self.properties
-        occasion = trigger.occasion
+        occasion = await self._gathering.occasion()
         if occasion is None:
-            try:
-                with loop.deadline(5.0):
-                    occasion = await kit.manager.occasion(trigger.unit, properties)
-            except (OSError, dbus.DBusError):
-                return policy.Ruling(policy.OBSERVE, "the service manager does not tell what goes on")
+            return policy.Ruling(policy.OBSERVE, "the service manager does not tell what goes on")
         names = list(dict.fromkeys([trigger.unit, *properties.get("Names", ())]))
         weekday, minute = kit.clock.local()
         return kit.guards.policy.rule(names, occasion, now=kit.clock.seconds(), weekday=weekday, minute=minute)
+
+    async def planes(self) -> None:
+        """Where the kernel tells of a faulty accelerator: quarantine for it, and its gang is released. That puts
+        nothing of the unit right; what it leases next is whole."""
+        evidence, incident, kit = self.evidence, self.incident, self._kit
+        lines = [] if evidence is None else [one.message for one in evidence.entries if one.origin == KERNEL]
+        if not lines:
+            return
+        from syntrop.sentry import accelerators
+
+        try:
+            gang = await accelerators.triage_planes(lines, kit.peers, unit=incident.unit)
+            if gang is None:
+                return
+            incident.happened(kit.clock.wall_us(), f"accelerators: {gang.sentence}")
+            if gang.plane:
+                revoked = await accelerators.isolate(gang, kit.peers)
+                healthy = ", ".join(gang.healthy) or "none"
+                incident.happened(
+                    kit.clock.wall_us(),
+                    f"put {gang.plane} into quarantine; {len(revoked)} leases ended; healthy planes: {healthy}",
+                )
+        except PeerError as error:
+            incident.happened(kit.clock.wall_us(), f"accelerators: {error}")
 
     # --- doing -----------------------------------------------------------------------------------------------
 

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
     from syntrop.sentry.evidence import Evidence
     from syntrop.sentry.kit import Kit
+    from syntrop.sentry.parts import Slice
     from syntrop.sentry.phases import Phases, Span
+    from syntrop.sentry.policy import Occasion
     from syntrop.sentry.trigger import Trigger
 
     T = TypeVar("T")
@@ -29,21 +31,20 @@ FAULTS = (PeerError, OSError, dbus.DBusError)
 class Gathering:
     """One failure's. `tell` is called with each phase that ended."""
 
-    __slots__ = ("_kit", "_phases", "_tell", "_trigger", "lease", "properties")
+    __slots__ = ("_asking", "_kit", "_phases", "_tell", "_trigger", "lease", "properties")
 
     def __init__(self, kit: Kit, phases: Phases, trigger: Trigger, tell: Callable[[Span], object]) -> None:
         self._kit, self._phases, self._trigger, self._tell = kit, phases, trigger, tell
         self.properties: dict[str, Any] = {}
         self.lease = ""
+        self._asking: loop.Task[Occasion | None] | None = None
 
     async def gather(self, *, lease: bool) -> Evidence | None:
         """The evidence; None where the manager does not even tell how the unit is. `lease`: take it at once, side
         by side."""
         kit, trigger = self._kit, self._trigger
         patience = max(kit.settings.patience_sec, 0.001)
-        slicing = self._part(
-            p.SLICE, kit.slicer(kit.manager, trigger.unit, kit.key, invocation=trigger.invocation), patience
-        )
+        slicing = self._part(p.SLICE, self._slice(), patience)
         correlating = self._part(p.CORRELATE, kit.peers.context(trigger.unit, timeout=patience), patience)
         if lease:
             sliced, context, _ = await loop.gather(slicing, correlating, self.take_lease())
@@ -53,12 +54,36 @@ class Gathering:
             sliced = await self._bare()
             if sliced is None:
                 return None
-        self.properties = dict(sliced.properties)
+            self.properties = sliced.properties
         arguments = sliced.arguments()
         if context is not None:
             changes = e.changes(context, kit.key)
             arguments |= {"changes": changes, "packages": e.packages(context), "copies": kit.copies(changes)}
         return e.Evidence(trigger.unit, context_known=context is not None, **arguments)
+
+    async def _slice(self) -> Slice:
+        kit, trigger = self._kit, self._trigger
+        sliced = await kit.slicer(kit.manager, trigger.unit, kit.key, invocation=trigger.invocation)
+        self.properties = dict(sliced.properties)
+        if trigger.occasion is None:
+            # The manager is asked while contextd still looks.
+            self._asking = loop.spawn(self._occasion(), f"what goes on around {trigger.unit}")
+        return sliced
+
+    async def occasion(self) -> Occasion | None:
+        """What goes on around the failure; None where the manager does not tell."""
+        if self._trigger.occasion is not None:
+            return self._trigger.occasion
+        if self._asking is None:
+            self._asking = loop.spawn(self._occasion(), f"what goes on around {self._trigger.unit}")
+        return await self._asking
+
+    async def _occasion(self) -> Occasion | None:
+        try:
+            with loop.deadline(5.0):
+                return await self._kit.manager.occasion(self._trigger.unit, self.properties)
+        except FAULTS:
+            return None
 
     async def take_lease(self) -> None:
         """As long as it may take, and no longer: without one the model goes at everybody's priority."""

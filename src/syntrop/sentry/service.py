@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from syntrop.sentry.assembly import Assembly
     from syntrop.sentry.guards import Hold
     from syntrop.sentry.incident import Incident
+    from syntrop.sentry.peers import PeerError
     from syntrop.sentry.phases import Span
     from syntrop.sentry.supervisor import Supervisor
 
@@ -243,6 +244,38 @@ class Sentry1:
         await authority.authorize(call, interactive=allowInteractiveAuthentication, details={"unit": unit})
         return {"breaker": self._supervisor().reset(unit)}
 
+    async def Quarantine(
+        self,
+        call: Call,
+        plane: str,
+        reason: str | None = None,
+        allowInteractiveAuthentication: bool | None = None,
+    ) -> dict[str, Any]:
+        from syntrop.common import authority
+        from syntrop.sentry import accelerators
+        from syntrop.sentry.peers import PeerError
+
+        await authority.authorize(call, interactive=allowInteractiveAuthentication, details={"plane": plane[:256]})
+        try:
+            await accelerators.quarantine(self._supervisor().kit.peers, plane, reason or "")
+        except PeerError as error:
+            raise _plane(plane, error) from None
+        return {}
+
+    async def Clear(
+        self, call: Call, plane: str, allowInteractiveAuthentication: bool | None = None
+    ) -> dict[str, Any]:
+        from syntrop.common import authority
+        from syntrop.sentry import accelerators
+        from syntrop.sentry.peers import PeerError
+
+        await authority.authorize(call, interactive=allowInteractiveAuthentication, details={"plane": plane[:256]})
+        try:
+            await accelerators.clear(self._supervisor().kit.peers, plane)
+        except PeerError as error:
+            raise _plane(plane, error) from None
+        return {}
+
     # --- inside --------------------------------------------------------------------------------------------
 
     def _supervisor(self) -> Supervisor:
@@ -303,6 +336,14 @@ def _name(unit: str) -> None:
 
 def _no_such(id: str) -> VarlinkError:
     return VarlinkError(_INTERFACE + "NoSuchIncident", id=id)
+
+
+def _plane(plane: str, error: PeerError) -> VarlinkError:
+    from syntrop.sentry import accelerators
+
+    if accelerators.is_unknown(error):
+        return VarlinkError(_INTERFACE + "PlaneNotFound", plane=plane)
+    return VarlinkError(_INTERFACE + "PeerFailed", daemon=error.daemon, reason=error.reason)
 
 
 def _left(folder: str, *files: str) -> bool:

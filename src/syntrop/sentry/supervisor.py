@@ -221,7 +221,10 @@ class Supervisor:
         decided = await course.diagnose()
         if decided != DISMISS and trigger.source in (t.ASKED, t.RESUMED):
             self._count(trigger.unit, course.properties)
-        decided = self._ruled(case, decided, await course.ruling())
+        ruling = await course.ruling()
+        decided = self._ruled(case, decided, ruling)
+        if ruling.kind == policy.TREAT:
+            await course.planes()
         if trigger.restarting:
             if self.kit.guards.state(trigger.unit, self.kit.clock.seconds()) == b.LOCKED:
                 self._conduct.tell_locked(case.incident)
