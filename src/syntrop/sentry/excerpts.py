@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 COREDUMP: Final = "fc2e22bc6ee647b6b90729ab34a250b1"  # sd-messages.h: SD_MESSAGE_COREDUMP
 KERNEL_MAX = 12  # entries that are kept of the kernel
 COREDUMPS_MAX = 4
+_NAMELESS_MAX = 32  # entries of the unit that name no invocation
 _LOOKED_MAX = 256  # entries that are looked at for those that are kept
 _EARLIER_US = 600_000_000  # how long before its start lines of a unit's files may have been complained of
 _SLACK_US = 100_000  # the manager notes a start a little after it began it
@@ -185,23 +186,26 @@ def _of_service(reader: Reader, unit: str, invocation: str, start_us: int, boot:
     """
     reader.match({"_SYSTEMD_INVOCATION_ID": invocation}, {"INVOCATION_ID": invocation, "UNIT": unit})
     reader.seek_tail()
-    found = [
-        one
-        for one in reader.backwards(_SERVICE, ENTRIES_MAX + MANAGER_MAX)
-        if one.get("_PID") != "1" and one.get("_SYSTEMD_UNIT", unit) == unit
-    ]
-    if not start_us or len(found) >= ENTRIES_MAX:
+    found: list[Entry] = []
+    looked = 0
+    while looked < _LOOKED_MAX and len(found) < ENTRIES_MAX and reader.previous():
+        looked += 1
+        if reader.field("_PID") == "1" or reader.field("_SYSTEMD_UNIT") not in (unit, None):
+            continue
+        found.append(reader.entry(_SERVICE))
+    if not start_us:
         return found
     reader.match({"_SYSTEMD_UNIT": unit, "_BOOT_ID": boot})
     reader.seek_tail()
-    looked = 0
-    while looked < _LOOKED_MAX and len(found) < ENTRIES_MAX and reader.previous():
+    looked = nameless = 0
+    while looked < _LOOKED_MAX and nameless < _NAMELESS_MAX and reader.previous():
         looked += 1
         if reader.field("_SYSTEMD_INVOCATION_ID"):
             continue
         entry = reader.entry(_SERVICE)
         if entry.monotonic_us < start_us - _SLACK_US:
             break
+        nameless += 1
         found.append(entry)
     return found
 
