@@ -53,7 +53,7 @@ class Assembly:
             guards=Guards(_policy(settings), _budget(settings)),
             clock=clock,
             key=key,
-            adviser=_adviser(self._peers, settings.model),
+            adviser=_adviser(self._peers, settings.model, clock),
         )
         self.supervisor = Supervisor(daemon, kit)
         self.supervisor.resume()
@@ -76,7 +76,7 @@ class Assembly:
             await loop.stop(self._listening)
         if self._resident is not None:
             self._resident.release()
-        self.supervisor.flush()
+        await self.supervisor.close()
         self._slicer.close()
         self._manager.close()
         self._peers.close()
@@ -98,5 +98,9 @@ def _budget(settings: Settings) -> Budget:
     return Budget(((settings.actions_per_minute, 60.0), (settings.actions_per_hour, 3600.0)))
 
 
-def _adviser(peers: Peers, model: str) -> Adviser | None:
-    return None
+def _adviser(peers: Peers, model: str, clock: Clock) -> Adviser | None:
+    if not model:
+        return None
+    from syntrop.sentry import advice
+
+    return advice.Adviser(peers, model, clock)

@@ -28,6 +28,9 @@ if TYPE_CHECKING:
             """Plain properties of Unit and (for services) Service, by their D-Bus names; InvocationID as hex.
             `LoadState` is "not-found" for units that are not there."""
 
+        async def units(self, names: Sequence[str]) -> dict[str, dict[str, Any]]:
+            """The same of several."""
+
         async def occasion(self, name: str, properties: Mapping[str, Any]) -> Occasion:
             """What goes on around a unit: its waiting job, whether its last job was a stop, the machine's
             leaving."""

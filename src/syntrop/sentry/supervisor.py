@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 LOOKS_MAX = 4  # failures that are looked into at a time
 HANDLED_MAX = 4096  # failures that are remembered, so that each is an incident once
 RANKED_FROM = 8  # failures that wait: with fewer, the order matters to nobody
+RANKED_AT_ONCE = 64  # units that are asked about in one go
+RANKING_TIMEOUT = 2.0  # seconds
 CHAIN_MAX = 64  # units that are asked about to find a root
 GUARDS_DELAY = 0.05  # seconds until what the guards know is written: many failures are one write
 
@@ -51,8 +53,11 @@ class Supervisor:
         self._backlog = storm.Backlog()
         self._cases: dict[str, Case] = {}
         self._handled: dict[str, str] = {}  # of units: the failure that became an incident last
+        self._tasks: set[loop.Task[None]] = set()
+        self._closing = False
         self._looks = 0
         self._ranking: loop.Task[None] | None = None
+        self._ranked: set[str] = set()
         self._writing: loop.Timer | None = None
 
     # --- what comes in ---------------------------------------------------------------------------------------
@@ -139,7 +144,7 @@ class Supervisor:
         )
         case = Case(trigger, incident, awake=awake)
         if dry_run:
-            loop.spawn(self._hold(self._dry(case)), f"dry run of {trigger.unit}")
+            self._spawn(self._dry(case), f"dry run of {trigger.unit}")
             return case
         for old in [one for one in self._conduct.staged.values() if one.unit == trigger.unit]:
             self._conduct.close(old, i.DISMISSED, f"it failed again, which is {incident.id}")
@@ -151,16 +156,18 @@ class Supervisor:
         self._cases[case.trigger.unit] = case
         case.stage = k.WAITING
         self._backlog.add(case.trigger.unit, self.kit.clock.seconds())
+        if len(self._backlog) >= RANKED_FROM and self._ranking is None:
+            self._ranking = self._spawn(self._rank(), "order of what failed")
         self._pump()
-        if len(self._backlog) >= RANKED_FROM and (self._ranking is None or self._ranking.done):
-            self._ranking = loop.spawn(self._hold(self._rank()), "order of what failed")
 
     def _pump(self) -> None:
+        if self._closing or self._ranking is not None:
+            return
         while self._looks < LOOKS_MAX and (failure := self._backlog.take()) is not None:
             case = self._cases[failure.unit]
             self._looks += 1
             case.stage = k.KNOWING
-            loop.spawn(self._hold(self._attend(case)), f"incident {case.incident.id}", eager=True)
+            self._spawn(self._attend(case), f"incident {case.incident.id}")
 
     def _begin(self, case: Case, work: Callable[[Case, Course], Coroutine[Any, Any, None]]) -> None:
         """Deal with a unit whose verdict stands."""
@@ -175,11 +182,30 @@ class Supervisor:
             finally:
                 self._over(case)
 
-        loop.spawn(self._hold(run()), f"incident {case.incident.id}")
+        self._spawn(run(), f"incident {case.incident.id}")
 
-    async def _hold(self, work: Coroutine[Any, Any, None]) -> None:
-        with self._daemon.busy():
-            await work
+    def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> loop.Task[None]:
+        """A task of ours, which keeps the daemon and ends with us."""
+        busy = self._daemon.busy().hold()
+        task = loop.spawn(work, name)
+        self._tasks.add(task)
+
+        def done(_task: object) -> None:
+            self._tasks.discard(task)
+            busy.release()
+
+        task.when_done(done)
+        return task
+
+    async def close(self) -> None:
+        """Let go of everything. What is under way stays on disk, for the next start to take up."""
+        self._closing = True
+        for case in self._cases.values():
+            if case.timer is not None:
+                case.timer.cancel()
+        for task in tuple(self._tasks):
+            await loop.stop(task)
+        self.flush()
 
     # --- one case --------------------------------------------------------------------------------------------
 
@@ -297,14 +323,21 @@ class Supervisor:
     # --- order and dependencies ------------------------------------------------------------------------------
 
     async def _rank(self) -> None:
-        """In a storm: what others need comes first."""
+        """In a storm, what others need comes first: for a moment everybody waits until that is known."""
         try:
-            with loop.deadline(10.0):
-                for name in [failure.unit for failure in self._backlog.waiting()]:
-                    if name in self._backlog:
-                        self._backlog.weigh(name, order.importance(await self.kit.manager.unit(name)))
+            with loop.deadline(RANKING_TIMEOUT):
+                while new := [one.unit for one in self._backlog.waiting() if one.unit not in self._ranked][
+                    :RANKED_AT_ONCE
+                ]:
+                    for name, properties in (await self.kit.manager.units(new)).items():
+                        self._ranked.add(name)
+                        self._backlog.weigh(name, order.importance(properties))
         except (OSError, dbus.DBusError):
             pass  # then in the order of their failing
+        finally:
+            self._ranked.clear()
+            self._ranking = None
+            loop.call_soon(self._pump)
 
     async def _root(self, trigger: Trigger, properties: Mapping[str, Any]) -> str:
         """The unit that is to be treated for this one: itself, unless one that it needs fails, too."""
