@@ -42,7 +42,12 @@ class Ears:
         self._interceptor = interception.Interceptor()
         self._report: Report = lambda _trigger: None
         self._again = loop.Event()
-        self.listening = False
+        self._caught_up = False
+
+    @property
+    def listening(self) -> bool:
+        """Whether every failure is heard now."""
+        return self._caught_up and self._manager.connected
 
     async def run(self, report: Report) -> None:
         """Call `report` for each failure, till cancelled. Whatever happens to the bus, it is listened to again."""
@@ -66,19 +71,19 @@ class Ears:
                 try:
                     with loop.deadline(10.0):
                         await self._catch_up()
-                    self.listening = True
+                    self._caught_up = True
                 except (OSError, dbus.DBusError) as error:
                     journal.warning(f"What failed meanwhile cannot be asked of the manager: {error}")
                     await loop.sleep(1.0)
                     self._again.set()
         finally:
-            self.listening = False
+            self._caught_up = False
             listener.close()
 
     # --- signals ---------------------------------------------------------------------------------------------
 
     def _back(self) -> None:
-        self.listening = False
+        self._caught_up = False
         self._again.set()
 
     def _signal(self, message: dbus.Message) -> None:

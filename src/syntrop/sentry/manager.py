@@ -106,6 +106,11 @@ class Manager:
         self._returning: loop.Task[None] | None = None
         self._closed = False
 
+    @property
+    def connected(self) -> bool:
+        """Whether there is a connection that has not ended."""
+        return self._link is not None and not self._link.closed
+
     # --- questions -------------------------------------------------------------------------------------------
 
     async def unit(self, name: str, wanted: frozenset[str] = WANTED) -> dict[str, Any]:
@@ -201,8 +206,12 @@ class Manager:
             self._listeners.remove(listener)
             still = {rule for one in self._listeners for rule in one.rules}
             gone = [rule for rule in listener.rules if rule not in still]
-            if self._link is not None and not self._link.closed and gone:
-                loop.spawn(self._unmatch(self._link, gone), "stop listening to the manager")
+            if self._link is not None and self.connected and gone:
+                work = self._unmatch(self._link, gone)
+                try:
+                    loop.spawn(work, "stop listening to the manager", eager=True)
+                except RuntimeError:
+                    work.close()  # the loop has ended, and with it the connection
 
     def close(self) -> None:
         self._closed = True
@@ -243,7 +252,7 @@ class Manager:
             await self._opening.wait()
         if self._closed:
             raise ConnectionResetError("the manager is not talked to any more")
-        if self._link is not None and not self._link.closed:
+        if self._link is not None and self.connected:
             return self._link
         self._opening = loop.Event()
         try:
