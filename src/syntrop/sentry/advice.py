@@ -38,6 +38,10 @@ class Adviser:
         self._peers, self._model, self._clock = peers, model, clock
         self._warming: loop.Task[None] | None = None
 
+    def wanted(self, evidence: Evidence, causes: Sequence[Cause]) -> bool:
+        """Whether there is anything for it to choose: else nobody need be woken."""
+        return bool(prompt.questions(evidence, causes))
+
     async def choose(self, evidence: Evidence, causes: Sequence[Cause], *, deadline: int) -> Answer | str:
         """Its choice, or why there is none. `deadline` is monotonic, in microseconds."""
         asked = prompt.questions(evidence, causes)

@@ -77,6 +77,8 @@ class Assembly:
         if self._resident is not None:
             self._resident.release()
         await self.supervisor.close()
+        if self._adviser is not None:
+            self._adviser.rest()
         self._slicer.close()
         self._manager.close()
         self._peers.close()

@@ -82,17 +82,16 @@ class Course:
             self.incident.happened(clock.wall_us(), "the service manager does not answer")
             return verdict.REPORT
         found = c.candidates(evidence, signatures.scan(evidence))
-        settled = found[0].confidence >= verdict.ACT_AT or found[0].fault_class in NO_FAULT
+        unasked = self._unasked(evidence, found)
         if not at_once:
-            if settled or kit.adviser is None:
-                why = "the evidence had settled it" if settled else "no model is set"
-                self._ended(phases.skip(p.LEASE, clock.monotonic_us(), why))
+            if unasked:
+                self._ended(phases.skip(p.LEASE, clock.monotonic_us(), unasked))
             else:
                 phases.replan(p.COLD)
                 kit.peers.knock(RUNTIMED, INFERENCED)
                 await self._gathering.take_lease()
         limit = phases.begin(p.DIAGNOSE, clock.monotonic_us())
-        self.verdict = await self._judge(evidence, found, settled, limit)
+        self.verdict = await self._judge(evidence, found, unasked, limit)
         action = remedy.choose(self.verdict.cause, evidence)
         self.incident.decide(clock.wall_us(), self.verdict, evidence, action)
         if not self.incident.invocation:
@@ -104,12 +103,20 @@ class Course:
             return DISMISS
         return remedy.disposition(self.verdict, action, evidence)
 
-    async def _judge(self, evidence: Evidence, found: list[c.Cause], settled: bool, limit: int) -> Verdict:
+    def _unasked(self, evidence: Evidence, found: list[c.Cause]) -> str:
+        """Why the model is not asked; empty where it is."""
+        if found[0].confidence >= verdict.ACT_AT or found[0].fault_class in NO_FAULT:
+            return "the evidence had settled it"
+        if self._kit.adviser is None:
+            return "no model is set"
+        if not self._kit.adviser.wanted(evidence, found):
+            return "the unit's words leave the model nothing to choose"
+        return ""
+
+    async def _judge(self, evidence: Evidence, found: list[c.Cause], unasked: str, limit: int) -> Verdict:
         kit = self._kit
-        if settled:
-            return verdict.combine(found, None, why_absent="the evidence had settled it")
-        if kit.adviser is None:
-            return verdict.combine(found, None, why_absent="no model is set")
+        if unasked:
+            return verdict.combine(found, None, why_absent=unasked)
         # Without the model nothing would be done at once anyway: so there is time for it beyond the budget.
         deadline = max(limit, kit.clock.monotonic_us() + int(kit.settings.patience_sec * 1e6))
         answer = await self._ask(evidence, found, deadline)

@@ -52,8 +52,14 @@ if TYPE_CHECKING:
     class Adviser(Protocol):
         """The model. Never raises but Cancelled; `deadline` is on the monotonic clock, in microseconds."""
 
+        def wanted(self, evidence: Evidence, causes: Sequence[Cause]) -> bool:
+            """Whether there is anything for it to choose."""
+
         async def choose(self, evidence: Evidence, causes: Sequence[Cause], *, deadline: int) -> Answer | str:
             """Its choice, or why there is none."""
 
         async def sentence(self, evidence: Evidence, cause: Cause, *, deadline: int) -> str:
             """One sentence for people; empty where there is none."""
+
+        def rest(self) -> None:
+            """Do nothing more in the background."""

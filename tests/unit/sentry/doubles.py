@@ -239,6 +239,13 @@ class Adviser:
     def __init__(self, answer: Answer | str) -> None:
         self.answer = answer
         self.asked: list[list[str]] = []
+        self.always = True
+
+    def wanted(self, evidence: Evidence, causes: Any) -> bool:
+        return len(causes) > 1 or self.always
+
+    def rest(self) -> None:
+        pass
 
     async def choose(self, evidence: Evidence, causes: Any, *, deadline: int) -> Answer | str:
         await loop.sleep(0)
