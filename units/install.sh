@@ -8,6 +8,7 @@
 #
 # DESTDIR=DIR   install below DIR and switch nothing on (images, packages)
 # PYTHON=…      the distribution's interpreter, /usr/bin/python3 by default
+# EXTRAS=mcp    also what `systemd-sentry mcp` needs
 # BUILD_ENV=DIR keep pip and the build tools there between calls, instead of in a temporary folder
 # pip is steered by its own configuration and PIP_… variables.
 set -eu
@@ -112,7 +113,8 @@ END
     else
         "$python" -m venv --without-pip "$stage"
     fi
-    "$tools/bin/pip" --python "$stage/bin/python3" install -q --no-compile "$work"/wheels/*.whl
+    set -- "$work"/wheels/*.whl
+    "$tools/bin/pip" --python "$stage/bin/python3" install -q --no-compile "$1${EXTRAS:+[$EXTRAS]}"
     "$tools/bin/pip" --python "$stage/bin/python3" install -q --no-compile --no-deps --force-reinstall \
         "$work"/wheels/*.whl
 
