@@ -46,7 +46,8 @@ def supervisor(tmp_path: Path) -> Iterator[Path]:
     double = ManagerDouble(bus)
     double.units["web.service"] = {
         "Id": "web.service", "LoadState": "loaded", "ActiveState": "failed", "SubState": "failed",
-        "Type": "simple", "InvocationID": bytes.fromhex(INVOCATION), "Result": "signal", "ExecMainCode": 2, "ExecMainStatus": 11,
+        "Type": "simple", "InvocationID": bytes.fromhex(INVOCATION), "Result": "signal",
+        "ExecMainCode": 2, "ExecMainStatus": 11,
         "Job": (0, "/"),
     }  # fmt: skip
     path = tmp_path / "systemd-sentry/sentry.sock"
