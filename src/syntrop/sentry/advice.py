@@ -25,18 +25,19 @@ if TYPE_CHECKING:
 
 _RUNTIME1 = "io.syntrop.Runtime1."
 WARM_TIMEOUT = 60.0  # seconds for each profile; it may include loading the model
+WARM_SECONDS = 600.0  # after which runtimed may have forgotten them
 SENTENCE_TOKENS = 40
-SENTENCE_MAX = 240  # characters
 
 
 class Adviser:
     """`model` is its name in the store. Never raises but Cancelled: what fails is a reason, in words."""
 
-    __slots__ = ("_clock", "_model", "_peers", "_warming")
+    __slots__ = ("_clock", "_model", "_peers", "_warm_until", "_warming")
 
     def __init__(self, peers: Peers, model: str, clock: Clock) -> None:
         self._peers, self._model, self._clock = peers, model, clock
         self._warming: loop.Task[None] | None = None
+        self._warm_until = float("-inf")
 
     def wanted(self, evidence: Evidence, causes: Sequence[Cause]) -> bool:
         """Whether there is anything for it to choose: else nobody need be woken."""
@@ -47,39 +48,40 @@ class Adviser:
         asked = prompt.questions(evidence, causes)
         if not asked:
             return "the unit's words leave the model nothing to choose"
+        return await self.weigh(asked, deadline=deadline)
+
+    async def weigh(self, asked: Sequence[Question], *, deadline: int) -> Answer | str:
+        """Of these questions, at least two, the class under which the words are likeliest, or why none."""
         left = (deadline - self._clock.monotonic_us()) / 1e6
         if left <= 0:
             return "there was no time left for the model"
         self.rest()
-        tasks = [loop.spawn(self._likelihood(one, left), f"is it {one.fault_class}?") for one in asked]
         try:
-            found = {one.fault_class: await task for one, task in zip(asked, tasks, strict=True)}
+            found = await loop.gather(*(self._likelihood(one, left) for one in asked))
         except PeerError as error:
             return "the model was late" if error.late else f"the model did not answer: {error.reason}"
-        finally:
-            for task in tasks:
-                task.cancel()
-        return prompt.choice(found)
+        self.warm()  # the model is awake now
+        return prompt.choice({one.fault_class: score for one, score in zip(asked, found, strict=True)})
+
+    async def likelihoods(
+        self, text: str, candidates: Sequence[dict[str, str]], timeout: float
+    ) -> dict[str, float]:
+        """The logarithm of how likely each candidate is after a text, by its name. Raises PeerError."""
+        parameters = {"model": self._model, "prompt": text, "candidates": list(candidates)}
+        reply = await self._peers.call(RUNTIMED, _RUNTIME1 + "Decide", parameters, timeout=timeout)
+        return {one["name"]: float(one["logit"]) for one in reply["result"]["candidates"]}
 
     async def _likelihood(self, question: Question, timeout: float) -> float:
-        """The logarithm of the words' likelihood under one cause. Raises PeerError."""
-        parameters = {
-            "model": self._model,
-            "prompt": question.prompt,
-            "candidates": question.candidates(),
-        }
-        reply = await self._peers.call(RUNTIMED, _RUNTIME1 + "Decide", parameters, timeout=timeout)
-        scored = {one["name"]: float(one["logit"]) for one in reply["result"]["candidates"]}
-        return scored[prompt.SAID]
+        return (await self.likelihoods(question.prompt, question.candidates(), timeout))[prompt.SAID]
 
     async def sentence(self, evidence: Evidence, cause: Cause, *, deadline: int) -> str:
-        """One sentence for people; empty where there is none."""
+        """One sentence for people; empty where there is none that holds to what is known."""
         left = (deadline - self._clock.monotonic_us()) / 1e6
         if left <= 0:
             return ""
         parameters = {
             "model": self._model,
-            "messages": prompt.conversation(evidence, cause),
+            "prompt": prompt.story(evidence, cause),
             "max_tokens": SENTENCE_TOKENS,
             "stop": ["\n"],
         }
@@ -87,28 +89,31 @@ class Adviser:
             reply = await self._peers.call(RUNTIMED, _RUNTIME1 + "Generate", parameters, timeout=left)
         except PeerError:
             return ""
-        return prompt.first_sentence(reply["result"]["text"], SENTENCE_MAX)
+        return prompt.told(evidence, cause, reply["result"]["text"])
 
     def warm(self) -> None:
-        """Have the fixed parts read in the background, at nobody's cost."""
-        if self._warming is None or self._warming.done:
-            self._warming = loop.spawn(self._warm(), "read the model's fixed texts")
+        """Have the fixed texts read in the background, where they were not lately."""
+        if self._warming is None and self._clock.seconds() >= self._warm_until:
+            warming = loop.spawn(self._warm(), "read the model's fixed texts", eager=True)
+            self._warming = None if warming.done else warming
+
+    @property
+    def warming(self) -> bool:
+        return self._warming is not None
 
     def rest(self) -> None:
-        """Stop warming: something else is wanted of the model now."""
-        if self._warming is not None:
-            self._warming.cancel()
-            self._warming = None
+        """Stop warming: something else is wanted of the model now, or of us."""
+        warming, self._warming = self._warming, None
+        if warming is not None:
+            warming.cancel()
 
     async def _warm(self) -> None:
         for name in profiles.OFTEN:
             question = prompt.Question(name, profiles.profile(name), ".")
-            parameters = {
-                "model": self._model,
-                "prompt": question.prompt,
-                "candidates": question.candidates(),
-            }
             try:
-                await self._peers.call(RUNTIMED, _RUNTIME1 + "Decide", parameters, timeout=WARM_TIMEOUT)
+                await self._likelihood(question, WARM_TIMEOUT)
             except PeerError:
-                return  # it is warmed by who asks it first
+                break  # who asks first reads it
+        else:
+            self._warm_until = self._clock.seconds() + WARM_SECONDS
+        self._warming = None

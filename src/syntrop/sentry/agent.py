@@ -166,6 +166,10 @@ class Loop:
         if not isinstance(self.next(now), End):
             self._finish(self._sober(), why, now)
 
+    def note(self, text: str, now: float) -> None:
+        """What the driver made of it, for the transcript."""
+        self._turn(now, "note", shorten(text, OUTPUT_MAX))
+
     def dump(self) -> list[dict[str, Any]]:
         """The transcript for the audit."""
         return [{"at": round(turn.at, 3), "what": turn.what, "text": turn.text} for turn in self.transcript]

@@ -53,6 +53,14 @@ class Hands:
         rollback_id: str | None = reply.get("rollback_id")
         return rollback_id
 
+    async def look(self, step: Step) -> str:
+        """What a tool that only looks printed. Raises HandsError."""
+        parameters: dict[str, Any] = {"name": step.tool, "args": list(step.args)}
+        if step.unit:
+            parameters["target_unit"] = step.unit
+        result = (await self._call("ExecuteTool", parameters))["result"]
+        return str(result["stdout"]) or str(result["stderr"])
+
     async def take_back(self, rollback_id: str) -> None:
         """Take a change back, however long toold's rates let it wait. Raises HandsError."""
         patience = TAKE_BACK_PATIENCE
