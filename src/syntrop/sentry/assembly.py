@@ -42,6 +42,7 @@ class Assembly:
         self._ears: Ears | None = None
         self._listening: loop.Task[None] | None = None
         self._resident: Busy | None = None
+        self._adviser = _adviser(self._peers, settings.model, clock)
         kit = Kit(
             settings=settings,
             manager=self._manager,
@@ -53,7 +54,7 @@ class Assembly:
             guards=Guards(_policy(settings), _budget(settings)),
             clock=clock,
             key=key,
-            adviser=_adviser(self._peers, settings.model, clock),
+            adviser=self._adviser,
         )
         self.supervisor = Supervisor(daemon, kit)
         self.supervisor.resume()
