@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from machine import Machine, MachineError
+from machine import Machine
 
 HERE = Path(__file__).parent
 OURS = HERE / "incidents"
@@ -163,6 +163,3 @@ def clean(machine: Machine, case: Case) -> None:
         script(machine, case, "clean")
     finally:
         machine.run(["systemctl", "reset-failed"], check=False)
-
-
-__all__ = ["Case", "FolderError", "MachineError", "broken", "cases", "clean", "differences", "load", "place"]

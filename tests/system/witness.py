@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What systemd-sentry's own eyes see of failed units: a program for the machine that they failed on.
 
-`witness.py UNIT…` prints one line of JSON a unit: the slice and contextd's reply, as `read()` takes them.
+`witness.py MODEL UNIT…` prints a line of JSON each: the slice and contextd's reply, as `read()` takes them, and
+what the model chooses, where one is named and the signatures leave it anything to choose.
 """
 
 from __future__ import annotations
@@ -12,12 +13,18 @@ from typing import Any
 
 from syntrop.common import loop, paths
 from syntrop.common.varlink import client as varlink
-from syntrop.sentry import evidence
+from syntrop.sentry import causes, evidence, signatures
+from syntrop.sentry.advice import Adviser
+from syntrop.sentry.clock import Clock
 from syntrop.sentry.manager import Manager
+from syntrop.sentry.peers import Peers
 from syntrop.sentry.record import Record
 from syntrop.sentry.slicing import Slicer, copies
+from syntrop.sentry.verdict import Answer
 
 KEY = b"k" * 32  # digests of secrets are to be the same on all machines
+PATIENCE_US = 120_000_000  # the first question has the model loaded
+ANSWER = ("label", "confidence", "margin")
 
 
 def packed(value: Any) -> Any:
@@ -52,7 +59,20 @@ def read(told: dict[str, Any]) -> evidence.Evidence:
     )
 
 
-async def look(units: list[str]) -> None:
+async def advised(model: str, found: evidence.Evidence) -> Answer | str:
+    """The model's choice, or why there is none."""
+    if not model:
+        return "no model was named"
+    peers, clock = Peers(), Clock()
+    try:
+        ranked = causes.candidates(found, signatures.scan(found))
+        deadline = clock.monotonic_us() + PATIENCE_US
+        return await Adviser(peers, model, clock).choose(found, ranked, deadline=deadline)
+    finally:
+        peers.close()
+
+
+async def look(model: str, units: list[str]) -> None:
     manager, slicer = Manager(), Slicer()
     context = await varlink.connect(paths.endpoint("io.syntrop.Context1"))
     for unit in units:
@@ -64,11 +84,14 @@ async def look(units: list[str]) -> None:
         for name in ("events", "entries"):
             known.pop(name, None)  # they are in the slice, or are for people
         arguments = {name: packed(one) for name, one in taken.arguments().items()}
-        print(json.dumps({"unit": unit, "slice": arguments, "context": known, "copies": near}))
+        told = {"unit": unit, "slice": arguments, "context": known, "copies": near}
+        answer = await advised(model, read(told))
+        given = {name: getattr(answer, name) for name in ANSWER} if isinstance(answer, Answer) else None
+        print(json.dumps({**told, "answer": given}))
     context.close()
     slicer.close()
     manager.close()
 
 
 if __name__ == "__main__":
-    loop.run(look(sys.argv[1:]))
+    loop.run(look(sys.argv[1], sys.argv[2:]))

@@ -16,7 +16,7 @@ from syntrop.common.patterns import late
 from syntrop.sentry import signatures as s
 from syntrop.sentry.evidence import DUMPED, EXITED, KILLED
 from syntrop.sentry.record import Record
-from syntrop.sentry.unitfiles import SETTINGS, drop_in, template
+from syntrop.sentry.unitfiles import SETTINGS, drop_in, harmless, template
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ _EXEC = 203  # systemd.exec(5)
 _BEFORE_EXEC = range(200, 246)  # what the manager's child exits with where it cannot become the program
 _STOPPED = "9d1aaa27d60140bd96365438aad20286"  # sd-messages.h: SD_MESSAGE_UNIT_STOPPED
 _AGED = 0.3  # what an old change's support is worth
+_HARMLESS = 0.3  # of a change of comments, or of settings that nothing fails of
 _LIVED, _UNKNOWN = 0.5, 0.5  # the same of one that it ran well with, and of one whose before nobody knows
 _FAULTS = {4: "SIGILL", 5: "SIGTRAP", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 11: "SIGSEGV"}
 _SIGSYS = 31
@@ -297,8 +298,11 @@ class _Candidates:
 
     def _weight(self, change: Change) -> float:
         """How much of its weight a change keeps that no text points to."""
-        lived, unknown, aged = self._evidence.lived_with(change), change.unknown, self._evidence.aged(change)
-        return (_LIVED if lived else 1.0) * (_UNKNOWN if unknown else 1.0) * (_AGED if aged else 1.0)
+        weight = _AGED if self._evidence.aged(change) else 1.0
+        weight *= _LIVED if self._evidence.lived_with(change) else 1.0
+        weight *= _UNKNOWN if change.unknown else 1.0
+        lines = [*change.added(), *change.removed()]
+        return weight * (_HARMLESS if harmless(lines, unit_file=self._is_unit_file(change.path)) else 1.0)
 
     def _from_packages(self) -> None:
         leaving = self._evidence.exit

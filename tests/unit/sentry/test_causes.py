@@ -582,7 +582,7 @@ def crashed(change: Change | None = None, *, started_s: float = 0.0) -> Evidence
 
 
 def test_a_change_that_it_ran_well_with_is_not_to_blame_for_a_crash() -> None:
-    change = drop_in(crashed(), "[Service]\nNice=1", before_s=600)
+    change = drop_in(crashed(), "[Service]\nEnvironment=A=1", before_s=600)
     assert judged(crashed(change))[1].name == remedy.REVERT_DROP_IN
     assert judged(crashed(change, started_s=999))[1].name == remedy.REVERT_DROP_IN
     cause, action, done = judged(crashed(change, started_s=500))
@@ -634,3 +634,19 @@ def test_what_a_service_words_as_the_manager_does_is_not_heard(words: str) -> No
     found = Evidence("web.service", exit=Exit("signal", evidence.KILLED, 6), entries=[entry])
     assert signatures.scan(found) == []
     assert judged(found)[0].fault_class == signatures.CRASH
+
+
+@pytest.mark.parametrize(
+    ("settings", "old", "blamed"),
+    [("[Service]\nNice=1", "", False), ("[Service]\nNice=2", "Nice=1", False), ("# a note", "# another", False),
+     ("[Service]\nNice=1\nEnvironment=A=1", "", True), ("Nice=1", "Environment=A=1", True)],
+)  # fmt: skip
+def test_settings_that_nothing_fails_of_are_not_blamed(settings: str, old: str, blamed: bool) -> None:
+    cause, *_ = judged(crashed(drop_in(crashed(), settings, old=old)))
+    assert (cause.fault_class == signatures.CONFIGURATION) is blamed
+
+
+def test_a_comment_in_a_configuration_is_not_blamed_and_another_line_is() -> None:
+    for diff, blamed in (("+# as agreed", False), ("+# as agreed\n+port = 0", True), ("+Nice=1", True)):
+        cause, *_ = judged(crashed(file(crashed(), "/etc/web.conf", diff)))
+        assert (cause.fault_class == signatures.CONFIGURATION) is blamed
