@@ -42,6 +42,7 @@ class Case:
     state: str = "failed"
     approve: bool = False
     model: bool = False
+    locked: bool = False
     explains: str = ""
     changed: tuple[str, ...] = ()
     alone: tuple[str, ...] = ()

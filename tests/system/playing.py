@@ -119,6 +119,7 @@ def play(machine: Machine, case: Case) -> Played:
     wrong += verdict_faults(case, one)
     did = case.done == "act" or case.approve
     wrong += effect_faults(machine, case, alone, did=did)
+    wrong += guard_faults(machine, case)
     after = snapshot(machine, folders)
     wrong += write_faults(case, differences(before, after), did=did)
     if one["status"] == "staged":
@@ -170,6 +171,16 @@ def effect_faults(machine: Machine, case: Case, before: dict[str, str], *, did: 
         if (now := machine.property(unit, "InvocationID")) != invocation:
             wrong.append(f"{unit} was not left alone ({invocation or 'none'} became {now or 'none'})")
     return wrong
+
+
+def guard_faults(machine: Machine, case: Case) -> list[str]:
+    """What became of the unit's breaker. One that is locked is reset, as an operator would."""
+    socket = "/run/systemd-sentry/sentry.sock"
+    told = json.loads(syntropctl(machine, "call", socket, "io.syntrop.Sentry1.GetStatus"))
+    locked = any(one["unit"] == case.unit and one["state"] == "locked" for one in told["breakers"])
+    if locked:
+        syntropctl(machine, "reset", case.unit)
+    return [] if locked == case.locked else [f"its breaker is {'' if locked else 'not '}locked"]
 
 
 def write_faults(case: Case, changed: list[str], *, did: bool) -> list[str]:
