@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import mmap
 from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,10 @@ from typing import Any
 import pytest
 
 from syntrop.common import loop
-from syntrop.sentry import advice, causes, investigation, prompt, remedy, signatures, verdict
+from syntrop.common.gguf import parse
+from syntrop.runtimed import tokenizer, vocabulary
+from syntrop.runtimed.model.kv import BLOCK
+from syntrop.sentry import advice, causes, investigation, profiles, prompt, remedy, signatures, verdict
 from syntrop.sentry import evidence as e
 from syntrop.sentry.causes import Cause
 from syntrop.sentry.clock import Clock
@@ -62,6 +66,7 @@ def ask(suite: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
         async def main() -> Any:
             peers = Peers()
             adviser = advice.Adviser(peers, model, CLOCK)
+            adviser.warm_until = 0.0 if warm else float("inf")
             try:
                 return await work(adviser)
             finally:
@@ -158,6 +163,14 @@ def test_words_that_were_held_out_are_told_apart(ask: Callable[..., Any]) -> Non
     assert sum(answer.label == right for right, answer in answers) >= 0.85 * len(answers)
     sure = [(right, answer) for right, answer in answers if answer.sure]
     assert sum(answer.label == right for right, answer in sure) >= 0.9 * len(sure)
+
+
+def test_a_profile_ends_where_a_block_of_the_engines_cache_does(smollm2_path: Path) -> None:
+    """Whole blocks of 16 tokens are remembered: what is left over would be read again for each question."""
+    with open(smollm2_path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        words = tokenizer.load(parse(data, pack=vocabulary.pack).metadata)
+        for name in profiles.PROFILED:
+            assert len(words.encode(profiles.profile(profiles.kind(name)))) % BLOCK <= 1, name
 
 
 # Hostile words.
@@ -262,8 +275,10 @@ def test_what_was_warmed_is_read_once(suite: Any, ask: Callable[..., Any]) -> No
             await loop.sleep(0.01)
         before = await adviser.likelihoods("x", [{"name": "a", "token": " a"}, {"name": "b", "token": " b"}], 60.0)
         assert set(before) == {"a", "b"}
+        adviser.warm()
+        assert not adviser.warming, "for a while they need not be read again"
 
-    ask(work)
+    ask(work, warm=True)
 
 
 # The loop for what is open.

@@ -32,12 +32,12 @@ SENTENCE_TOKENS = 40
 class Adviser:
     """`model` is its name in the store. Never raises but Cancelled: what fails is a reason, in words."""
 
-    __slots__ = ("_clock", "_model", "_peers", "_warm_until", "_warming")
+    __slots__ = ("_clock", "_model", "_peers", "_warming", "warm_until")
 
     def __init__(self, peers: Peers, model: str, clock: Clock) -> None:
         self._peers, self._model, self._clock = peers, model, clock
         self._warming: loop.Task[None] | None = None
-        self._warm_until = float("-inf")
+        self.warm_until = float("-inf")  # monotonic seconds: until then the fixed texts are known
 
     def wanted(self, evidence: Evidence, causes: Sequence[Cause]) -> bool:
         """Whether there is anything for it to choose: else nobody need be woken."""
@@ -93,7 +93,7 @@ class Adviser:
 
     def warm(self) -> None:
         """Have the fixed texts read in the background, where they were not lately."""
-        if self._warming is None and self._clock.seconds() >= self._warm_until:
+        if self._warming is None and self._clock.seconds() >= self.warm_until:
             warming = loop.spawn(self._warm(), "read the model's fixed texts", eager=True)
             self._warming = None if warming.done else warming
 
@@ -115,5 +115,5 @@ class Adviser:
             except PeerError:
                 break  # who asks first reads it
         else:
-            self._warm_until = self._clock.seconds() + WARM_SECONDS
+            self.warm_until = self._clock.seconds() + WARM_SECONDS
         self._warming = None

@@ -102,6 +102,8 @@ class _Search:
         self._evidence, self._causes = evidence, list(causes)
         self._model, self._tools, self._clock, self._key = model, tools, clock, key
         self._words = prompt.last_words(evidence)
+        self._weighed: tuple[str, Evidence] | None = None
+        self._bare: Mapping[str, float] = {}  # how likely each plan is after words that tell nothing
         self._verdict = verdict.combine(causes, None)
         self._vocabulary = agent.moves(evidence.unit)
         self._loop = agent.Loop(self._vocabulary, clock.seconds(), ceiling=self._verdict.disposition)
@@ -137,15 +139,20 @@ class _Search:
         about = {move.name: move.about for move in self._vocabulary} | {agent.ENOUGH: _ENOUGH}
         if len(options) > len(self._vocabulary):
             options = options[:-1]  # nothing was looked at yet: that is not enough
-        candidates = [{"name": name, "token": f": {about[name]}\n"} for name in options]
-        if len(candidates) < 2:
+        candidates = [{"name": name, "token": f": {text}\n"} for name, text in about.items()]
+        if len(options) < 2:
             return agent.ENOUGH
+        if not self._bare:
+            self._bare = await self._after(_NOTHING_SAID, candidates)
+        bare = self._bare
+        if not self._words:  # no difference then: the likeliest one as such
+            return max(options, key=bare.__getitem__)
+        told = await self._after(self._words, candidates)
+        return max(options, key=lambda name: told[name] - bare[name])
+
+    async def _after(self, words: str, candidates: Sequence[dict[str, str]]) -> Mapping[str, float]:
         left = self._loop.left(self._clock.seconds())
-        bare = await self._model.likelihoods(f"{_PLAN} {_NOTHING_SAID}", candidates, left)
-        words = self._words or _NOTHING_SAID
-        told = await self._model.likelihoods(f"{_PLAN} {words}", candidates, left) if self._words else bare
-        # Without words there is no difference: then it is the likeliest one as such.
-        return max(options, key=lambda name: told[name] - (bare[name] if self._words else 0.0))
+        return await self._model.likelihoods(f"{_PLAN} {words}", candidates, left)
 
     async def _look(self, move: Move) -> None:
         run, clock = self._loop, self._clock
@@ -170,6 +177,9 @@ class _Search:
 
     async def _reflect(self) -> None:
         """Weigh the words anew: among the causes; where there are none to choose among, what they sound like."""
+        if self._weighed == (self._words, self._evidence):
+            return
+        self._weighed = (self._words, self._evidence)
         deadline = self._clock.monotonic_us() + int(self._loop.left(self._clock.seconds()) * 1e6)
         asked = prompt.questions(self._evidence, self._causes, words=self._words)
         if asked:

@@ -54,7 +54,7 @@ _SAMPLES: Mapping[str, tuple[str, tuple[str, ...]]] = {
             "lost connection to the database server",
             "host mq.local did not answer",
             "connection to 10.0.0.2:5432 timed out",
-            "cannot reach the API at http://auth:8080",
+            "cannot reach the API auth:8080: Connection refused",
             "server is not available, giving up after 3 attempts",
             "is the redis service running?",
             "dial tcp: lookup db on 127.0.0.53: no such host",
@@ -68,7 +68,7 @@ _SAMPLES: Mapping[str, tuple[str, tuple[str, ...]]] = {
     s.PERMISSION: (
         "permission is missing",
         (
-            "access to /dev/sda was denied",
+            "open /dev/sda: Permission denied",
             "not allowed to open /root/x",
             "must be run as root",
             "/var/lib/app is owned by root, cannot write",
@@ -87,9 +87,9 @@ _SAMPLES: Mapping[str, tuple[str, tuple[str, ...]]] = {
             "cannot find /etc/app/main.key",
             "/srv/data/index does not exist",
             "file not found: schema.json",
-            "could not open /opt/app/lib/a.dat: it is missing",
+            "could not open /opt/app/lib/a.dat: No such file or directory",
             "no such directory: /srv/www",
-            "the template page.html is not there any more",
+            "the template page.html is not there",
             "failed to load certificate server.pem: not found",
             "directory /opt/app/migrations is absent",
             "stat /var/lib/app/db: does not exist",
@@ -101,7 +101,7 @@ _SAMPLES: Mapping[str, tuple[str, tuple[str, ...]]] = {
     s.DISK_FULL: (
         "the disk is full",
         (
-            "write error: no space on /var",
+            "write error: No space left on device",
             "volume is full, 0 bytes left",
             "disk quota is used up",
             "cannot write: the file system is full",
@@ -136,7 +136,7 @@ _SAMPLES: Mapping[str, tuple[str, tuple[str, ...]]] = {
         "its port is used by another program",
         (
             "cannot bind 0.0.0.0:80, something else listens there",
-            "the port 8080 is occupied",
+            "8080: Address already in use",
             "could not listen on [::]:443: in use",
             "another instance is already running on this port",
             "listen tcp :9090: bind failed, taken",

@@ -37,12 +37,12 @@ _MARKUP = str.maketrans(
     {"<": "(", ">": ")", "[": "(", "]": ")", "{": "(", "}": ")", "|": "/", "`": "'", "\u2581": "_"}
 )
 _SPACE = late(r"\s+")
-# What stands before the words: times, process numbers, levels.
+# What stands before the words: times, process numbers, levels, and Python's name of an errno.
 _PREFIX = late(
     r"\A(?:[\s\[(]*(?:\d{4}[-/]\d\d[-/]\d\d[T ]?|\d\d:\d\d:\d\d(?:[.,]\d{1,9})?Z?|[+-]\d\d:?\d\d\b"
     r"|(?:\S{1,32}\[)?\d{2,7}\]?:?(?=\s)|[A-Z][a-z]{2} [ \d]\d (?=\d\d:))[\])]*[ ,|:]*){0,6}"
     r"(?:[\w./-]{1,32}: (?=\[[A-Za-z]{3,9}\]))?(?:\[[A-Za-z]{3,9}\] ?:? ?|level=[a-z]{3,8} )?"
-    r"(?:\(\d{1,7}\) ?: ?)?(?:msg=\"?)?"
+    r"(?:\(\d{1,7}\) ?: ?)?(?:msg=\"?)?(?:\w{1,40}Error: \[Errno \d{1,3}\] )?"
 )
 # Parts of a stack, underlinings, and what everybody says who ends.
 _NOISE = late(

@@ -72,7 +72,7 @@ def test_markup_of_templates_is_taken_apart(text: str) -> None:
         (["nginx: [emerg] invalid number of arguments"], "invalid number of arguments"),
         (["level=error msg=\"cannot open\"", "shutting down"], 'cannot open"'),
         (["/etc/app/extra.conf: No such file or directory, going on", "panic: bad state"], "panic: bad state"),
-        (['  File "/opt/x.py", line 2', "    ~~~~^^^^", "OSError: [Errno 24] Full"], "OSError: (Errno 24) Full"),
+        (['  File "/opt/x.py", line 2', "    ~~~~^^^^", "OSError: [Errno 28] Device is full"], "Device is full"),
         (["listening on port 80", "ready"], "ready"),
         (["   ", "----", "42"], ""),
         ([], ""),
