@@ -20,10 +20,16 @@ from syntrop.sentry.supervisor import Supervisor
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from syntrop.common.service import Busy, Daemon
     from syntrop.common.settings import Settings
+    from syntrop.sentry.advice import Adviser
+    from syntrop.sentry.causes import Cause
     from syntrop.sentry.ears import Ears
-    from syntrop.sentry.parts import Adviser
+    from syntrop.sentry.evidence import Evidence
+    from syntrop.sentry.investigation import Investigation
+    from syntrop.sentry.kit import Investigator
 
 KEY = "redaction.key"
 
@@ -43,18 +49,20 @@ class Assembly:
         self._listening: loop.Task[None] | None = None
         self._resident: Busy | None = None
         self._adviser = _adviser(self._peers, settings.model, clock)
+        hands = Hands(self._peers)
         kit = Kit(
             settings=settings,
             manager=self._manager,
             slicer=self._slicer,
             copies=slicing.copies,
             peers=self._peers,
-            hands=Hands(self._peers),
+            hands=hands,
             audit=Audit(folder, keep=settings.incidents_count, keep_days=settings.incidents_days),
             guards=Guards(_policy(settings), _budget(settings)),
             clock=clock,
             key=key,
             adviser=self._adviser,
+            investigator=_investigator(self._adviser, hands, clock, key),
         )
         self.supervisor = Supervisor(daemon, kit)
         self.supervisor.resume()
@@ -107,3 +115,15 @@ def _adviser(peers: Peers, model: str, clock: Clock) -> Adviser | None:
     from syntrop.sentry import advice
 
     return advice.Adviser(peers, model, clock)
+
+
+def _investigator(adviser: Adviser | None, hands: Hands, clock: Clock, key: bytes) -> Investigator | None:
+    if adviser is None:
+        return None
+
+    async def investigate(evidence: Evidence, causes: Sequence[Cause]) -> Investigation:
+        from syntrop.sentry.investigation import investigate
+
+        return await investigate(evidence, causes, model=adviser, tools=hands, clock=clock, key=key)
+
+    return investigate

@@ -129,6 +129,26 @@ class Course:
         self._asked = True
         return await self._kit.adviser.choose(evidence, found, deadline=deadline)
 
+    async def investigate(self) -> str:
+        """Look further into what signatures and the model leave open, with tools that only look: what is decided
+        by then. No deadline waits for it."""
+        kit, incident, ruled, evidence = self._kit, self.incident, self.verdict, self.evidence
+        if kit.investigator is None or ruled is None or evidence is None or ruled.confidence >= verdict.STAGE_AT:
+            return verdict.REPORT
+        kit.keep(incident)
+        found = await kit.investigator(evidence, ruled.causes)
+        incident.transcript = [dict(turn) for turn in found.transcript]
+        incident.happened(
+            kit.clock.wall_us(),
+            f"looked further with {len(found.transcript)} steps: {found.outcome}, {found.reason}",
+        )
+        self.evidence, self.verdict = found.evidence, found.verdict
+        action = remedy.choose(found.verdict.cause, found.evidence)
+        incident.decide(kit.clock.wall_us(), found.verdict, found.evidence, action)
+        allowed = remedy.disposition(found.verdict, action, found.evidence)
+        order = (verdict.REPORT, verdict.STAGE, verdict.ACT)
+        return min(allowed, found.outcome, key=order.index)
+
     async def ruling(self) -> policy.Ruling:
         """What the policy says of this failure."""
         kit, trigger, properties = self._kit, self.trigger, self.properties

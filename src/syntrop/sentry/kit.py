@@ -9,20 +9,24 @@ from syntrop.sentry import incident as i
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Coroutine, Mapping, Sequence
+    from typing import Any
 
     from syntrop.common.settings import Settings
     from syntrop.sentry.audit import Audit
+    from syntrop.sentry.causes import Cause
     from syntrop.sentry.clock import Clock
-    from syntrop.sentry.evidence import Change
+    from syntrop.sentry.evidence import Change, Evidence
     from syntrop.sentry.guards import Guards
     from syntrop.sentry.hands import Hands
     from syntrop.sentry.incident import Incident
+    from syntrop.sentry.investigation import Investigation
     from syntrop.sentry.parts import Adviser, Manager, Slicer
     from syntrop.sentry.peers import Peers
 
     Watcher = Callable[[Incident], object]
     Copies = Callable[[Sequence[Change]], Mapping[str, str]]
+    Investigator = Callable[[Evidence, Sequence[Cause]], Coroutine[Any, Any, Investigation]]
 
 _TOLD = {
     i.REPORTED: (events.REPORTED, journal.WARNING),
@@ -34,11 +38,12 @@ _TOLD = {
 
 
 class Kit:
-    """`adviser` is None where no model is set. `watchers` are told of each incident that came or changed."""
+    """`adviser` and `investigator` are None where no model is set. `watchers` are told of each incident that came
+    or changed."""
 
     __slots__ = (
-        "adviser", "audit", "clock", "copies", "guards", "hands", "key", "manager", "peers", "settings", "slicer",
-        "watchers",
+        "adviser", "audit", "clock", "copies", "guards", "hands", "investigator", "key", "manager", "peers",
+        "settings", "slicer", "watchers",
     )  # fmt: skip
 
     def __init__(
@@ -55,11 +60,13 @@ class Kit:
         clock: Clock,
         key: bytes,
         adviser: Adviser | None,
+        investigator: Investigator | None = None,
     ) -> None:
         self.settings, self.clock, self.key = settings, clock, key
         self.manager, self.slicer, self.copies = manager, slicer, copies
         self.peers, self.hands, self.adviser = peers, hands, adviser
         self.audit, self.guards = audit, guards
+        self.investigator = investigator
         self.watchers: set[Watcher] = set()
 
     def keep(self, incident: Incident, *, sync: bool = False) -> None:

@@ -251,6 +251,8 @@ class Supervisor:
         decided = self._ruled(case, decided, ruling)
         if ruling.kind == policy.TREAT:
             await course.planes()
+            if decided == verdict.REPORT and not trigger.restarting and not len(self._backlog):
+                decided = await course.investigate()
         if trigger.restarting:
             if self.kit.guards.state(trigger.unit, self.kit.clock.seconds()) == b.LOCKED:
                 self._conduct.tell_locked(case.incident)
