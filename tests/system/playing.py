@@ -119,12 +119,15 @@ def play(machine: Machine, case: Case) -> Played:
     wrong += verdict_faults(case, one)
     did = case.done == "act" or case.approve
     wrong += effect_faults(machine, case, alone, did=did)
-    wrong += guard_faults(machine, case)
+    if case.locked and not unlocked(machine, case.unit):
+        wrong.append("its breaker is not locked")
     after = snapshot(machine, folders)
     wrong += write_faults(case, differences(before, after), did=did)
     if one["status"] == "staged":
         syntropctl(machine, "reject", one["id"], "--reason", "the catalogue goes on")
-    for record in rollbacks(machine, case, one):
+    if after == before:
+        return played
+    for record in rollbacks(machine, one):
         syntropctl(machine, "rollback", record)
     if left := differences(before, snapshot(machine, folders)):
         wrong.append(f"not put back to the byte: {', '.join(left)}")
@@ -173,14 +176,12 @@ def effect_faults(machine: Machine, case: Case, before: dict[str, str], *, did: 
     return wrong
 
 
-def guard_faults(machine: Machine, case: Case) -> list[str]:
-    """What became of the unit's breaker. One that is locked is reset, as an operator would."""
+def unlocked(machine: Machine, unit: str) -> bool:
+    """Reset a unit's breaker, as an operator would; whether it was locked."""
     socket = "/run/systemd-sentry/sentry.sock"
     told = json.loads(syntropctl(machine, "call", socket, "io.syntrop.Sentry1.GetStatus"))
-    locked = any(one["unit"] == case.unit and one["state"] == "locked" for one in told["breakers"])
-    if locked:
-        syntropctl(machine, "reset", case.unit)
-    return [] if locked == case.locked else [f"its breaker is {'' if locked else 'not '}locked"]
+    syntropctl(machine, "reset", unit)
+    return any(one["unit"] == unit and one["state"] == "locked" for one in told["breakers"])
 
 
 def write_faults(case: Case, changed: list[str], *, did: bool) -> list[str]:
@@ -191,7 +192,7 @@ def write_faults(case: Case, changed: list[str], *, did: bool) -> list[str]:
     return wrong
 
 
-def rollbacks(machine: Machine, case: Case, one: dict[str, Any]) -> list[str]:
+def rollbacks(machine: Machine, one: dict[str, Any]) -> list[str]:
     """What the incident's action can be taken back by, the newest first."""
     records = json.loads(syntropctl(machine, "history", "--json", "--limit", "1000"))
     mine = [record for record in records if record["timestamp_us"] >= one["timestamp_us"]]
