@@ -33,6 +33,7 @@ _EXEC = 203  # systemd.exec(5)
 _BEFORE_EXEC = range(200, 246)  # what the manager's child exits with where it cannot become the program
 _STOPPED = "9d1aaa27d60140bd96365438aad20286"  # sd-messages.h: SD_MESSAGE_UNIT_STOPPED
 _AGED = 0.3  # what an old change's support is worth
+_OPEN = 0.89  # the most that is not acted on
 _HARMLESS = 0.3  # of a change of comments, or of settings that nothing fails of
 _LIVED, _UNKNOWN = 0.5, 0.5  # the same of one that it ran well with, and of one whose before nobody knows
 _FAULTS = {4: "SIGILL", 5: "SIGTRAP", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 11: "SIGSEGV"}
@@ -289,8 +290,9 @@ class _Candidates:
         if before is None:
             weight = 0.7 * self._weight(change)
             self._add(s.CONFIGURATION, weight, words, [change.id], subject=change.path, change=change.id)
-        elif not before.change:
-            weight = join(before.confidence, 0.6 * self._weight(change))
+        elif not before.change and not before.subject:
+            # Two that only happen to come together are no proof of each other.
+            weight = min(_OPEN, join(before.confidence, 0.6 * self._weight(change)))
             self._add(
                 s.CONFIGURATION, weight, words, [*before.evidence, change.id], subject=change.path,
                 change=change.id,
@@ -359,6 +361,11 @@ class _Candidates:
         for change in self._evidence.changes:
             if not self._evidence.before_failure(change.time_us):
                 continue
+            if self._is_unit_file(change.path):
+                # What a program says of a unit file it says to have it changed: no program reads one.
+                if self._touches(change, fault_class, subject):
+                    return change, 0.85
+                continue
             attributes = fault_class == s.PERMISSION and _ATTRIBUTES.search(change.diff)
             if (
                 subject.startswith("/")
@@ -370,8 +377,6 @@ class _Candidates:
                 return change, 0.8
             if fault_class == s.MISSING_FILE and change.path == subject:
                 return change, 0.8
-            if self._is_unit_file(change.path) and self._touches(change, fault_class, subject):
-                return change, 0.85
         if fault_class == s.MISSING_FILE:
             for change in self._own:
                 if " was removed" in change.summary and self._evidence.before_failure(change.time_us):

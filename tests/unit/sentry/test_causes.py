@@ -650,3 +650,36 @@ def test_a_comment_in_a_configuration_is_not_blamed_and_another_line_is() -> Non
     for diff, blamed in (("+# as agreed", False), ("+# as agreed\n+port = 0", True), ("+Nice=1", True)):
         cause, *_ = judged(crashed(file(crashed(), "/etc/web.conf", diff)))
         assert (cause.fault_class == signatures.CONFIGURATION) is blamed
+
+
+WORDS = (
+    "bind: Address already in use", "accept: Too many open files", "write: No space left on device",
+    "mkdir /var/lib/web: Read-only file system", "open /etc/web.conf: Permission denied",
+    "/etc/web.conf: No such file or directory", "error while loading shared libraries: liba.so: cannot open",
+    "ModuleNotFoundError: No module named 'web'", "connect: Connection refused",
+    "configuration error in /etc/web.conf:3", "Unknown directive 'lisen'", "certificate is not yet valid",
+    "configuration error in /etc/systemd/system/web.service.d/50-tuning.conf:2",
+    "open /etc/systemd/system/web.service.d/50-tuning.conf: Permission denied",
+    "/etc/systemd/system/web.service.d/50-tuning.conf: No such file or directory",
+)  # fmt: skip
+
+
+@given(
+    st.lists(st.sampled_from(WORDS), max_size=6),
+    st.sampled_from([("signal", evidence.KILLED, 6), ("exit-code", evidence.EXITED, 1), ("success", "", 0)]),
+    st.sampled_from(["Environment=A=1", "Nice=1", "ExecReload=/bin/true", "RestartSec=1"]),
+)
+def test_whatever_a_service_says_no_drop_in_is_removed_unasked_that_has_nothing_to_do_with_it(
+    said: list[str], left: tuple[str, str, int], setting: str
+) -> None:
+    entries = [
+        evidence.entry(n, {"_PID": "7", "MESSAGE": words, "_SYSTEMD_UNIT": "web.service"}, KEY)
+        for n, words in enumerate(said, 1)
+    ]
+    bare = crashed()
+    found = Evidence(
+        "web.service", failed_us=bare.failed_us, exit=Exit(*left), entries=entries,
+        changes=[drop_in(bare, f"[Service]\n{setting}")],
+    )  # fmt: skip
+    _, action, done = judged(found)
+    assert done != verdict.ACT or not action.writes
