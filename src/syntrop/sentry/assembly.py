@@ -37,14 +37,14 @@ KEY = "redaction.key"
 class Assembly:
     """Raises OSError where the state folder cannot be used."""
 
-    def __init__(self, daemon: Daemon, folder: str) -> None:
+    def __init__(self, daemon: Daemon, folder: str, peers: Peers | None = None) -> None:
         settings = daemon.settings
         os.makedirs(folder, mode=0o700, exist_ok=True)
         key, _fresh = redaction.load_key(os.path.join(folder, KEY))
         clock = Clock()
         self._manager = Manager()
         self._slicer = slicing.Slicer()
-        self._peers = Peers()
+        self._peers = peers or Peers()
         self._ears: Ears | None = None
         self._listening: loop.Task[None] | None = None
         self._resident: Busy | None = None

@@ -56,6 +56,7 @@ class Course:
         self.verdict: Verdict | None = None
         self._asked = False
         self._reflected = False
+        self._warming: loop.Task[None] | None = None
         self._again = False  # the next step may have been carried out by an earlier life of ours
         self._before = {span.name: span for span in incident.spans}  # of an earlier life of ours
         if waited > PROMPT_US:
@@ -76,6 +77,8 @@ class Course:
         outcome, note = (p.DONE, "") if now <= limit else (p.LATE, "it waited for its turn")
         self._ended(phases.end(p.INTERCEPT, now, outcome, note, fallback=False))
         kit.peers.knock(TOOLD, CONTEXTD)
+        if phases.plan is p.ASLEEP:
+            self._warming = loop.spawn(kit.hands.warm(self.trigger.unit), "toold gets ready")
         at_once = kit.adviser is not None and kit.peers.awake(INFERENCED) and kit.peers.awake(RUNTIMED)
         evidence = self.evidence = await self._gathering.gather(lease=at_once)
         if evidence is None:

@@ -10,13 +10,13 @@ from __future__ import annotations
 from syntrop.common import loop
 from syntrop.common.patterns import late
 from syntrop.sentry.peers import TOOLD, PeerError
+from syntrop.sentry.remedy import Step
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
     from syntrop.sentry.peers import Peers
-    from syntrop.sentry.remedy import Step
 
 _TOOL1 = "io.syntrop.Tool1."
 STEP_TIMEOUT = 120.0  # seconds: toold's own limits are below it
@@ -60,6 +60,14 @@ class Hands:
             parameters["target_unit"] = step.unit
         result = (await self._call("ExecuteTool", parameters))["result"]
         return str(result["stdout"]) or str(result["stderr"])
+
+    async def warm(self, unit: str) -> None:
+        """Have toold import and open what a change takes, by a look that changes nothing. Never raises but
+        Cancelled: whoever wants something of it will be told."""
+        try:
+            await self.look(Step("unit_status", [], unit))
+        except HandsError:
+            pass
 
     async def take_back(self, rollback_id: str) -> None:
         """Take a change back, however long toold's rates let it wait. Raises HandsError."""

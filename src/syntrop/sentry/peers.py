@@ -47,13 +47,14 @@ class PeerError(Exception):
 class _Pool:
     """The connections of one daemon. One call at a time goes over each, so calls side by side have their own."""
 
-    __slots__ = ("_idle", "_places", "_tasks", "address")
+    __slots__ = ("_answered", "_idle", "_places", "_tasks", "address")
 
     def __init__(self, address: str) -> None:
         self.address = address
         self._idle: list[Client] = []
         self._places: loop.Queue[None] = loop.Queue(CALLS_MAX)
         self._tasks: set[loop.Task[None]] = set()
+        self._answered = False  # over a connection that we still have: a socket that takes one may have nobody yet
 
     def knock(self) -> None:
         if not self._idle and not self._tasks:
@@ -69,7 +70,9 @@ class _Pool:
             pass  # whoever calls will be told
 
     def awake(self) -> bool:
-        return any(client.alive() for client in self._idle) or len(self._places) > 0
+        if self._answered and not len(self._places) and not any(client.alive() for client in self._idle):
+            self._answered = False
+        return self._answered
 
     async def call(self, method: str, parameters: dict[str, Any] | None, timeout: float) -> dict[str, Any]:
         with loop.deadline(timeout):
@@ -78,6 +81,7 @@ class _Pool:
             try:
                 client = self._idle.pop() if self._idle else await connect(self.address, timeout=None)
                 with await client.call(method, parameters, timeout=None) as reply:
+                    self._answered = True
                     return reply.parameters
             finally:
                 self._places.get_nowait()
@@ -110,7 +114,7 @@ class Peers:
             self._pools[daemon].knock()
 
     def awake(self, daemon: str) -> bool:
-        """Whether there is a connection to a daemon that has not ended."""
+        """Whether a daemon has answered over a connection that has not ended since."""
         return self._pools[daemon].awake()
 
     async def call(

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from syntrop.sentry.assembly import Assembly
     from syntrop.sentry.guards import Hold
     from syntrop.sentry.incident import Incident
-    from syntrop.sentry.peers import PeerError
+    from syntrop.sentry.peers import PeerError, Peers
     from syntrop.sentry.phases import Span
     from syntrop.sentry.supervisor import Supervisor
 
@@ -35,6 +35,7 @@ class Sentry1:
     def __init__(self, daemon: Daemon) -> None:
         self._daemon = daemon
         self._assembly: Assembly | None = None
+        self._peers: Peers | None = None
         self._watchers: set[loop.Queue[Incident | None]] = set()
         daemon.on_drain(self._end_watches)
         daemon.on_stop(self._stop)
@@ -73,6 +74,7 @@ class Sentry1:
         if invocation and (len(invocation) != 32 or not set(invocation) <= set("0123456789abcdef")):
             raise InvalidParameter("invocation_id")
         await authority.authorize(call, interactive=allowInteractiveAuthentication, details={"unit": unit})
+        self._knock()
         from syntrop.sentry.trigger import REPORT, Trigger
 
         supervisor = self._supervisor()
@@ -107,6 +109,7 @@ class Sentry1:
             await authority.authorize(
                 call, authority.REMEDY, interactive=allowInteractiveAuthentication, details=about
             )
+        self._knock()
         supervisor = self._supervisor()
         await self._known(supervisor, unit)
         phases: loop.Queue[Span | None] = loop.Queue(QUEUED_MAX)
@@ -282,8 +285,16 @@ class Sentry1:
         if self._assembly is None:
             from syntrop.sentry.assembly import Assembly
 
-            self._assembly = Assembly(self._daemon, paths.state("sentry"))
+            self._assembly = Assembly(self._daemon, paths.state("sentry"), self._peers)
         return self._assembly.supervisor
+
+    def _knock(self) -> None:
+        """Wake those that will be needed, before what we need ourselves is even imported."""
+        from syntrop.sentry.peers import CONTEXTD, TOOLD, Peers
+
+        if self._peers is None:
+            self._peers = Peers()
+        self._peers.knock(TOOLD, CONTEXTD)
 
     async def _known(self, supervisor: Supervisor, unit: str) -> None:
         from syntrop.common import dbus

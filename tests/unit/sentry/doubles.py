@@ -222,6 +222,9 @@ class Hands:
             raise HandsError(f"toold: {step.unit} did not start again: the job ended as failed")
         return kept
 
+    async def warm(self, unit: str) -> None:
+        await loop.sleep(0)
+
     async def take_back(self, rollback_id: str) -> None:
         await loop.sleep(0)
         self.before("rollback")
