@@ -16,7 +16,7 @@ from syntrop.common.patterns import late
 from syntrop.sentry import signatures as s
 from syntrop.sentry.evidence import DUMPED, EXITED, KILLED
 from syntrop.sentry.record import Record
-from syntrop.sentry.unitfiles import SETTINGS, drop_in, harmless, template
+from syntrop.sentry.unitfiles import SETTINGS, TOLD_BY, drop_in, harmless, template
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -418,7 +418,12 @@ class _Candidates:
             )
 
     def _is_own(self, change: Change) -> bool:
-        """Whether contextd thinks that a file is the unit's own: what is near by name only is not."""
+        """Whether contextd thinks that a file is the unit's own: what is near by name only is not.
+
+        The drop-in by which failures are told to us (units/optional/service.d) is everybody's, and harms nobody.
+        """
+        if os.path.basename(change.path) == TOLD_BY:
+            return False
         return bool(drop_in(self._evidence.unit, change.path)) or change.reason.startswith(
             tuple(f"{role} of {self._evidence.unit}," for role in OWN_ROLES)
         )

@@ -10,6 +10,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+TOLD_BY = "50-syntrop-triage.conf"  # sets OnFailure= for all services
 _DROP_IN = late(r"/(?:etc|run)/systemd/system/(?P<owner>[^/]+)\.d/(?P<name>[^/]+\.conf)\Z")
 # Settings whose change explains a class.
 SETTINGS = {

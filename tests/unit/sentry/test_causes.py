@@ -683,3 +683,17 @@ def test_whatever_a_service_says_no_drop_in_is_removed_unasked_that_has_nothing_
     )  # fmt: skip
     _, action, done = judged(found)
     assert done != verdict.ACT or not action.writes
+
+
+@both
+def test_the_drop_in_that_tells_us_of_failures_is_not_blamed_for_them(release: str) -> None:
+    found = captured.captured(release, "plain_crash_segv")
+    told_by = Change(
+        "d1",
+        path="/etc/systemd/system/service.d/50-syntrop-triage.conf",
+        time_us=(found.failed_us or 0) - 1_000_000,
+        diff="+[Unit]\n+OnFailure=syntrop-triage@%n.service",
+        reason=f"drop-in of {found.unit}, 1 s before it failed",
+    )
+    cause, action, done = judged(captured.captured(release, "plain_crash_segv", changes=[told_by]))
+    assert (cause.fault_class, action.name, done) == (signatures.CRASH, remedy.RESTART, verdict.ACT)
