@@ -118,6 +118,21 @@ def test_what_the_manager_knows_is_told(program: Path, tmp_path: Path, unit: str
     ]
 
 
+def test_it_knocks_on_whom_sentry_will_ask(program: Path, tmp_path: Path) -> None:
+    """A connection without a word starts a daemon that sleeps."""
+    (tmp_path / "syntrop").mkdir()
+    with socket.socket(socket.AF_UNIX) as contextd, socket.socket(socket.AF_UNIX) as toold:
+        for listener, name in ((contextd, "io.syntrop.Context1"), (toold, "io.syntrop.Tool1")):
+            listener.bind(str(tmp_path / "syntrop" / name))
+            listener.listen()
+            listener.settimeout(30)
+        with answering(tmp_path, OK):
+            assert report(program, tmp_path, "web.service").returncode == 0
+        for listener in (contextd, toold):
+            with listener.accept()[0] as peer:
+                assert peer.recv(1) == b""
+
+
 def test_without_a_word_of_the_manager_the_name_is_told(program: Path, tmp_path: Path) -> None:
     with answering(tmp_path, OK) as asked:
         assert report(program, tmp_path, "web.service", MONITOR_EXIT_CODE="").returncode == 0

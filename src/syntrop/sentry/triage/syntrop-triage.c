@@ -3,6 +3,8 @@
 // syntrop-triage UNIT: what OnFailure= starts. It tells systemd-sentry that a unit failed, and is gone: one Varlink
 // call (io.syntrop.Sentry1.ReportFailure) over its socket. No interpreter, since 200 units may fail at once.
 //
+// It knocks on the sockets of the daemons that sentry will ask, so that those that sleep start side by side with it.
+//
 // What the manager knows of the failure is in MONITOR_INVOCATION_ID, MONITOR_SERVICE_RESULT, MONITOR_EXIT_CODE and
 // MONITOR_EXIT_STATUS (systemd.exec(5), since 251; absent where several units failed into one). The socket is
 // SYNTROP_RUN_ROOT/systemd-sentry/sentry.sock, in /run by default. It exits with 0 once sentry has it; else it says
@@ -89,6 +91,23 @@ static int ready(int fd, short events, long until)
     }
 }
 
+static int address_of(struct sockaddr_un *address, const char *name)
+{
+    const char *root = getenv("SYNTROP_RUN_ROOT");
+    *address = (struct sockaddr_un){.sun_family = AF_UNIX};
+    int length = snprintf(address->sun_path, sizeof address->sun_path, "%s/%s", root && *root ? root : "/run", name);
+    return length > 0 && (size_t)length < sizeof address->sun_path;
+}
+
+// Connect and say nothing; the connection is there as long as we are. What goes wrong is for sentry to find out.
+static void knock(const char *name)
+{
+    struct sockaddr_un address;
+    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (fd >= 0 && address_of(&address, name) && connect(fd, (const struct sockaddr *)&address, sizeof address) != 0)
+        close(fd);
+}
+
 // A connection, or -1 with errno. It is tried again while the queue is full, and shortly where the socket is not there,
 // since it may be in the middle of a restart.
 static int connected(const struct sockaddr_un *address, long until)
@@ -120,11 +139,8 @@ int main(int argc, char **argv)
         return 2;
     }
     const char *unit = argv[1];
-    const char *root = getenv("SYNTROP_RUN_ROOT");
-    struct sockaddr_un address = {.sun_family = AF_UNIX};
-    int length = snprintf(address.sun_path, sizeof address.sun_path, "%s/systemd-sentry/sentry.sock",
-                          root && *root ? root : "/run");
-    if (length < 0 || (size_t)length >= sizeof address.sun_path)
+    struct sockaddr_un address;
+    if (!address_of(&address, "systemd-sentry/sentry.sock"))
         return fail(unit, "the path of its socket is too long", NULL);
 
     struct message message = {.length = 0};
@@ -140,6 +156,8 @@ int main(int argc, char **argv)
     int fd = connected(&address, until);
     if (fd < 0)
         return fail(unit, address.sun_path, strerror(errno));
+    knock("syntrop/io.syntrop.Context1");
+    knock("syntrop/io.syntrop.Tool1");
     size_t sent = 0, whole = message.length + 1; // a message ends with a NUL
     while (sent < whole) {
         if (!ready(fd, POLLOUT, until))
