@@ -71,7 +71,9 @@ def play(folder: Path) -> dict[str, Any]:
     if state(unit) != "active":
         wrong.append(f"{unit} is {state(unit)}")
     wrong += [f"{path} is still there" for path in before if Path(path).exists()]
-    run("syntropctl", "rollback", one["action"]["rollback_id"] or "none")
+    if wrong:
+        wrong.append(run("syntropctl", "explain", unit, check=False)[-2000:])
+    run("syntropctl", "rollback", one["action"].get("rollback_id") or "none", check=False)
     if content(case["changed"]) != before:
         wrong.append("not put back to the byte")
     words = f"{found['fault_class']} {found['confidence']:.2f}, {one['status']}"
@@ -85,8 +87,7 @@ def main() -> None:
         try:
             proof = play(folder)
         except (RuntimeError, OSError, ValueError, LookupError, subprocess.SubprocessError) as error:
-            told = run("syntropctl", "explain", folder.name, check=False)
-            proof = {"with": f"{error}{told}"[-2000:], "without": None, "holds": False}
+            proof = {"with": f"{type(error).__name__}: {error}"[-2000:], "without": None, "holds": False}
         print(json.dumps({"proof": folder.name, **proof}), flush=True)
 
 

@@ -385,7 +385,8 @@ class _Candidates:
             for change in self._own:
                 if not self._is_unit_file(change.path) and self._evidence.before_failure(change.time_us):
                     named = os.path.basename(change.path) == os.path.basename(subject or "?")
-                    return change, 0.8 if named else 0.7
+                    if named or not subject:
+                        return change, (0.8 if named else 0.7) * (_UNKNOWN if change.unknown else 1.0)
         return None, 0.0
 
     def _touches(self, change: Change, fault_class: str, subject: str) -> bool:

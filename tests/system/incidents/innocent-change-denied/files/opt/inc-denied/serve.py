@@ -3,9 +3,9 @@ import sys
 import time
 
 try:
-    with open("/srv/inc-denied/meter", "rb") as meter:
-        meter.read(4)
+    with open("/srv/inc-denied/line", "rb") as line:
+        line.read(4)
 except OSError as error:
-    sys.exit(f"the meter cannot be opened: {error.strerror}")
-print("reading the meter")
+    sys.exit(f"could not open the serial line: {error.strerror}")
+print("reading the line")
 time.sleep(1 << 30)

@@ -4,15 +4,15 @@ import sys
 import time
 
 with open(sys.argv[1]) as file:
-    settings = dict(line.split() for line in file if not line.startswith("#"))
+    settings = dict(line.split() for line in file)
+workers = list(range(int(settings["workers"])))
 
 
-def panic(*_: object) -> None:
-    print("thread 3 panicked: index out of bounds: the length is 3 but the index is 5")
-    sys.exit(101)
+def next_worker(*_: object) -> None:
+    print(settings["greeting"], workers[len(workers)])
 
 
-signal.signal(signal.SIGUSR1, panic)
+signal.signal(signal.SIGUSR1, next_worker)
 print("serving with", settings["workers"], "workers")
 while True:
     time.sleep(60)
