@@ -28,7 +28,7 @@ ACT, STAGE, REPORT = "act", "stage", "report"
 
 TRUST = 0.35  # what the word of a model that is wholly sure is worth as evidence
 REACH = 0.25  # how far behind the first a cause may be for the model to prefer it
-SURE_AT, MARGIN_AT = 0.60, 0.20  # below either, the model is unsure
+SURE_AT, MARGIN_AT = 0.55, 0.10  # below either, the model is unsure (docs/triage.md)
 
 SIGNATURE, MODEL, BOTH = "signature", "model", "both"
 
