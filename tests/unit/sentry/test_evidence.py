@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from syntrop.common import psi
 from syntrop.contextd import unitfiles
-from syntrop.sentry import causes, cleaning, evidence
+from syntrop.sentry import blame, cleaning, evidence
 from syntrop.sentry.evidence import Change, Coredump, Counter, Entry, Evidence, Neighbour, Package, Stall
 
 KEY = captured.KEY
@@ -125,7 +125,7 @@ def test_contextds_reasons_are_those_that_are_looked_for() -> None:
         unitfiles.CONFIGURATION,
         unitfiles.PROGRAM,
     }
-    assert roles == set(causes.OWN_ROLES)
+    assert roles == set(blame.OWN_ROLES)
 
 
 def test_a_crash_is_summed_up_without_its_memory() -> None:
