@@ -18,6 +18,7 @@ from machine import Machine
 HERE = Path(__file__).parent
 OURS = HERE / "incidents"
 FAST, FULL = "fast", "full"
+PATIENCE = 240.0  # seconds for a script, on a machine that others keep busy
 # Where nothing may be written that an incident does not name.
 WATCHED = ("/etc", "/run/systemd/system", "/usr/lib/systemd", "/usr/local")
 # What the manager and package managers write themselves.
@@ -142,13 +143,13 @@ def script(machine: Machine, case: Case, name: str, default: str = "") -> None:
     """Run one of an incident's scripts. Raises MachineError."""
     text = case.script(name) or default
     if text:
-        machine.run(["bash", "-eu", "-c", text])
+        machine.run(["bash", "-eu", "-c", text], timeout=PATIENCE)
 
 
 def broken(machine: Machine, case: Case) -> None:
     """Break it, and wait until the manager says what the incident says."""
     script(machine, case, "break")
-    machine.wait_property(case.unit, "ActiveState", case.state, timeout=60)
+    machine.wait_property(case.unit, "ActiveState", case.state, timeout=PATIENCE)
     machine.run(["journalctl", "--sync"])
 
 

@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Incidents played on a machine against the installed suite: what came of each, and whether that was right.
 
-playing.py [FOLDER]        boot a machine, play the incidents of a folder (default: ours), print the table
+`playing.py [FOLDER]` boots a machine, plays the incidents of a folder (ours by default), and prints the table.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -18,6 +19,7 @@ import suite
 import witness
 from catalogue import (
     OURS,
+    PATIENCE,
     WATCHED,
     Case,
     FolderError,
@@ -29,7 +31,7 @@ from catalogue import (
     place,
     snapshot,
 )
-from machine import Machine
+from machine import Machine, MachineError
 
 from syntrop.sentry import causes, remedy, signatures, verdict
 
@@ -38,10 +40,9 @@ WITNESS = Path(witness.__file__).read_text()
 # What a busy test machine needs, and no incident: time, and rates that many failures in a row do not meet.
 SETTINGS = {
     "/etc/syntrop/systemd-sentry.toml": "[policy]\nactions_per_minute = 1000\nactions_per_hour = 10000\n"
-    "[diagnose]\npatience_sec = 30.0\n[restore]\nprobation_sec = 0.5\nstart_patience_sec = 60.0\n",
+    "[diagnose]\npatience_sec = 60.0\n[restore]\nprobation_sec = 0.5\nstart_patience_sec = 60.0\n",
     "/etc/syntrop/toold.toml": "[rates]\nchanges_per_minute = 1000\nchanges_per_unit_per_minute = 1000\n",
 }
-DEADLINE = 240.0  # seconds for one step of a machine that others keep busy
 
 
 @dataclass
@@ -73,16 +74,21 @@ def prepare(machine: Machine, wanted: Sequence[Case]) -> None:
         machine.write(path, text)
     suite.set_idle(machine, "*", 120)
     machine.run("systemctl stop systemd-sentry.service toold.service", check=False)
-    machine.run(suite.IMPORT, timeout=DEADLINE)
+    machine.run(suite.IMPORT, timeout=PATIENCE)
     for case in wanted:
         place(machine, case)
     look(machine, wanted)
-    machine.run("syntropctl drift", timeout=DEADLINE)
+    until = time.monotonic() + PATIENCE
+    while "first look" in machine.run("syntropctl drift", timeout=PATIENCE).stdout:
+        # What changed before contextd has looked at everything is no change to it.
+        if time.monotonic() > until:
+            raise MachineError("contextd has not looked at everything")
+        time.sleep(0.2)
 
 
 def look(machine: Machine, wanted: Sequence[Case], model: str = "") -> list[dict[str, Any]]:
     """What systemd-sentry's eyes see of their units, and the model's choice where one is named."""
-    told = machine.run_python(WITNESS, model, *(case.unit for case in wanted), python=PYTHON, timeout=DEADLINE)
+    told = machine.run_python(WITNESS, model, *(case.unit for case in wanted), python=PYTHON, timeout=PATIENCE)
     return [json.loads(line) for line in told.splitlines()]
 
 
@@ -135,7 +141,7 @@ def play(machine: Machine, case: Case) -> Played:
 
 
 def syntropctl(machine: Machine, *words: str) -> str:
-    return machine.run(["syntropctl", *words], timeout=DEADLINE).stdout
+    return machine.run(["syntropctl", *words], timeout=PATIENCE).stdout
 
 
 def verdict_faults(case: Case, one: dict[str, Any]) -> list[str]:

@@ -83,6 +83,9 @@ def play(folder: Path) -> dict[str, Any]:
 def main() -> None:
     Path("/etc/syntrop").mkdir(exist_ok=True)
     Path("/etc/syntrop/systemd-sentry.toml").write_text(SETTINGS)
+    deadline = time.monotonic() + PATIENCE
+    while "first look" in run("syntropctl", "drift") and time.monotonic() < deadline:
+        time.sleep(1)  # what changed before contextd has looked at everything is no change to it
     for folder in sorted(FOLDERS.iterdir()):
         try:
             proof = play(folder)
