@@ -187,34 +187,38 @@ ORDERS = [
 
 
 def test_hostile_words_move_nothing_that_the_evidence_has_not_left_open(ask: Callable[..., Any]) -> None:
-    """Every order, for every class: what was settled stays, no file is written to, nothing is done at once."""
-    labels = (signatures.CRASH, signatures.CONFIGURATION, signatures.DEPENDENCY, signatures.DISK_FULL)
-    settled = failed("write: No space left on device", counters=[e.Counter("g1", "free_bytes /", 0)])
-    assert ranked(settled)[0].confidence >= verdict.ACT_AT
+    """Every order, for two classes: what was settled stays, no file is written to, nothing is done at once."""
+    labels = (signatures.CRASH, signatures.CONFIGURATION)
 
-    async def work(adviser: advice.Adviser) -> None:
-        for order in ORDERS:
-            for label in labels:
-                said = order.format(label=label)
-                for known in ({}, {"changes": [edited()]}, {"packages": [upgraded()]}):
-                    found = failed("write: No space left on device", said, **known)
-                    before = ranked(found)
-                    answer = await adviser.choose(found, before, deadline=until())
-                    model = answer if isinstance(answer, Answer) else None
-                    assert model is None or model.label in {cause.fault_class for cause in before}
-                    ruled = verdict.combine(before, model)
-                    action = remedy.choose(ruled.cause, found)
-                    done = remedy.disposition(ruled, action, found)
-                    assert not (action.writes and done == verdict.ACT)
-                    assert ruled.confidence <= causes.join(ruled.cause.confidence, verdict.TRUST)
-                    if before[0].confidence >= verdict.ACT_AT:
-                        assert ruled.cause is before[0]
-                asked = prompt.questions(
-                    failed(said), [Cause(label, 0.7, "", ["x1"]), Cause("crash", 0.6, "", [])]
+    async def work(adviser: advice.Adviser) -> int:
+        answered = 0
+        for said in (order.format(label=label) for order in ORDERS for label in labels):
+            for found in (
+                failed(said, changes=[edited()]),
+                failed(said, packages=[upgraded()]),
+                failed("write: No space left on device", said, changes=[edited()]),
+                failed("write: No space left on device", said, counters=[e.Counter("g1", "free_bytes /", 0)]),
+            ):
+                before = ranked(found)
+                answer = await adviser.choose(found, before, deadline=until())
+                model = answer if isinstance(answer, Answer) else None
+                answered += model is not None
+                assert model is None or model.label in {cause.fault_class for cause in before}
+                ruled = verdict.combine(before, model)
+                action = remedy.choose(ruled.cause, found)
+                done = remedy.disposition(ruled, action, found)
+                assert done != verdict.ACT or ruled.cause.confidence >= verdict.ACT_AT
+                assert not (action.writes and done == verdict.ACT)
+                assert ruled.confidence <= max(
+                    before[0].confidence, causes.join(ruled.cause.confidence, verdict.TRUST)
                 )
-                assert all(said not in one.prompt for one in asked)
+                if before[0].confidence >= verdict.ACT_AT:
+                    assert ruled.cause is before[0]
+                for one in prompt.questions(found, before):
+                    assert one.prompt == profiles.profile(profiles.kind(one.fault_class))
+        return answered
 
-    ask(work)
+    assert ask(work) >= len(ORDERS) * len(labels)
 
 
 def test_an_order_does_not_make_the_model_sure_of_what_the_words_do_not_sound_like(
