@@ -92,37 +92,26 @@ def look(machine: Machine, wanted: Sequence[Case], model: str = "") -> list[dict
     return [json.loads(line) for line in told.splitlines()]
 
 
-def play(machine: Machine, case: Case) -> Played:
-    """Break it, have it triaged, compare, take all back, compare again. Raises MachineError where a script fails
-    or nothing answers."""
+def play(machine: Machine, case: Case, *, ask: bool = True) -> Played:
+    """Break it, have it triaged, compare, take all back, compare again. `ask`: find out beforehand what signatures
+    and model say by themselves; without it, both are taken to say what systemd-sentry does.
+
+    Raises MachineError where a script fails or nothing answers.
+    """
     folders = (*WATCHED, *case.watch)
     broken(machine, case)
     before, alone = snapshot(machine, folders), invocations(machine, case)
     alone[case.unit] = machine.property(case.unit, "InvocationID")
-    [told] = look(machine, [case], suite.MODEL)
-    found = witness.read(told)
-    ranked = causes.candidates(found, signatures.scan(found))
-    answer = verdict.Answer(**told["answer"]) if told["answer"] is not None else None
-
-    def judged(ruled: verdict.Verdict) -> Judgement:
-        action = remedy.choose(ruled.cause, found)
-        done = remedy.disposition(ruled, action, found)
-        name = ruled.cause.fault_class
-        right = name in case.cause and (action.name, done) == (case.action, case.done)
-        return Judgement(name, ruled.confidence, action.name, done, right)
-
-    alone_with_it = None
-    if answer is not None:
-        chosen = next(cause for cause in ranked if cause.fault_class == answer.label)
-        alone_with_it = judged(verdict.Verdict(chosen, answer.confidence, verdict.MODEL, ranked, ""))
+    opinions = judgements(case, look(machine, [case], suite.MODEL)[0]) if ask else None
     one = json.loads(syntropctl(machine, "triage", case.unit, "--json"))
-    played = Played(
-        case, judged(verdict.combine(ranked, None)), alone_with_it, judged(verdict.combine(ranked, answer)), one
-    )
-    wrong = played.wrong
     if one["status"] == "staged" and case.approve:
-        one = played.incident = json.loads(syntropctl(machine, "approve", one["id"], "--json"))
-    wrong += verdict_faults(case, one)
+        one = json.loads(syntropctl(machine, "approve", one["id"], "--json"))
+    wrong = verdict_faults(case, one)
+    if opinions is None:
+        first = one["causes"][0]
+        same = Judgement(first["fault_class"], first["confidence"], case.action, case.done, not wrong)
+        opinions = (same, None, same)
+    played = Played(case, *opinions, one, wrong)
     did = case.done == "act" or case.approve
     wrong += effect_faults(machine, case, alone, did=did)
     if case.locked and not unlocked(machine, case.unit):
@@ -138,6 +127,27 @@ def play(machine: Machine, case: Case) -> Played:
     if left := differences(before, snapshot(machine, folders)):
         wrong.append(f"not put back to the byte: {', '.join(left)}")
     return played
+
+
+def judgements(case: Case, told: dict[str, Any]) -> tuple[Judgement, Judgement | None, Judgement]:
+    """What signatures, the model and both together make of what was seen; None where the model had no choice."""
+    found = witness.read(told)
+    ranked = causes.candidates(found, signatures.scan(found))
+
+    def judged(ruled: verdict.Verdict) -> Judgement:
+        action = remedy.choose(ruled.cause, found)
+        done = remedy.disposition(ruled, action, found)
+        name = ruled.cause.fault_class
+        right = name in case.cause and (action.name, done) == (case.action, case.done)
+        return Judgement(name, ruled.confidence, action.name, done, right)
+
+    if told["answer"] is None:
+        alone = judged(verdict.combine(ranked, None))
+        return alone, None, alone
+    answer = verdict.Answer(**told["answer"])
+    chosen = next(cause for cause in ranked if cause.fault_class == answer.label)
+    by_model = verdict.Verdict(chosen, answer.confidence, verdict.MODEL, ranked, "")
+    return judged(verdict.combine(ranked, None)), judged(by_model), judged(verdict.combine(ranked, answer))
 
 
 def syntropctl(machine: Machine, *words: str) -> str:
