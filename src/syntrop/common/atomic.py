@@ -9,8 +9,8 @@ import os
 def write(path: str, data: bytes, *, mode: int = 0o640, sync: bool = True) -> None:
     """Replace the file `path` by `data` durably; `mode` holds regardless of the umask. Raises OSError.
 
-    Without `sync` it survives the end of the process, not that of the machine: after a power failure the old content
-    may be there, or, on some file systems, an empty file.
+    Without `sync` it survives the end of the process, not that of the machine: after a power failure the old
+    content may be there, or, on some file systems, an empty file.
 
     The temporary file is in the same folder (rename(2) does not cross file systems), and the folder is synced
     too: without that the *name* may be lost in a power failure although the content is safe.
