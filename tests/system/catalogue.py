@@ -8,7 +8,7 @@ import os
 import shutil
 import stat
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -130,19 +130,24 @@ def differences(before: Snapshot, after: Snapshot) -> list[str]:
     return sorted(path for path in before.keys() | after.keys() if before.get(path) != after.get(path))
 
 
-def place(machine: Machine, case: Case) -> None:
-    """Copy an incident's files, and have its service run well."""
-    files = case.folder / "files"
-    if files.is_dir():
-        shutil.copytree(files, machine.path("/"), dirs_exist_ok=True, symlinks=True)
+def place(machine: Machine, wanted: Sequence[Case]) -> None:
+    """Copy the incidents' files, and have their services run well. Raises MachineError."""
+    for case in wanted:
+        files = case.folder / "files"
+        if files.is_dir():
+            shutil.copytree(files, machine.path("/"), dirs_exist_ok=True, symlinks=True)
     machine.run("systemctl daemon-reload")
-    script(machine, case, "setup", f"systemctl start {case.unit}")
+    plain = [case.unit for case in wanted if case.script("setup") is None]
+    if plain:
+        machine.run(["systemctl", "start", *plain], timeout=PATIENCE)
+    for case in wanted:
+        script(machine, case, "setup")
 
 
-def script(machine: Machine, case: Case, name: str, default: str = "") -> None:
-    """Run one of an incident's scripts. Raises MachineError."""
-    text = case.script(name) or default
-    if text:
+def script(machine: Machine, case: Case, name: str) -> None:
+    """Run one of an incident's scripts, if it has it. Raises MachineError."""
+    text = case.script(name)
+    if text is not None:
         machine.run(["bash", "-eu", "-c", text], timeout=PATIENCE)
 
 

@@ -75,8 +75,7 @@ def prepare(machine: Machine, wanted: Sequence[Case]) -> None:
     suite.set_idle(machine, "*", 120)
     machine.run("systemctl stop systemd-sentry.service toold.service", check=False)
     machine.run(suite.IMPORT, timeout=PATIENCE)
-    for case in wanted:
-        place(machine, case)
+    place(machine, wanted)
     look(machine, wanted)
     until = time.monotonic() + PATIENCE
     while "first look" in machine.run("syntropctl drift", timeout=PATIENCE).stdout:
