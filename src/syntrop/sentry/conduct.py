@@ -69,9 +69,8 @@ class Conduct:
             return
         if not failure:
             case.stage = k.WATCHING
-            opinion = loop.spawn(course.afterwards(), "the model's word")
+            course.reflect()
             failure = await course.restore()
-            await loop.stop(opinion)
         await self._ended(course, failure)
 
     async def approved(self, case: Case, course: Course) -> None:

@@ -55,7 +55,7 @@ class Course:
         self.evidence: Evidence | None = None
         self.verdict: Verdict | None = None
         self._asked = False
-        self._reflected = False
+        self._opinion: loop.Task[None] | None = None
         self._warming: loop.Task[None] | None = None
         self._again = False  # the next step may have been carried out by an earlier life of ours
         self._before = {span.name: span for span in incident.spans}  # of an earlier life of ours
@@ -310,12 +310,32 @@ class Course:
             kit.keep(incident)
         return ""
 
-    async def afterwards(self, *, reflect: bool = True) -> None:
-        """What may wait: the model's word where it was not needed, its sentence, and the lease given back."""
-        kit, evidence, ruled = self._kit, self.evidence, self.verdict
-        again, self._reflected = self._reflected, True
+    def reflect(self) -> None:
+        """Begin with what may wait, beside what is done."""
+        if self._opinion is None:
+            self._opinion = loop.spawn(self._reflect(), "the model's word")
+
+    async def afterwards(self) -> None:
+        """What may wait, to its end: the model's word where it was not needed, its sentence, and the lease given
+        back."""
+        self.reflect()
+        assert self._opinion is not None
         try:
-            if again or not reflect or kit.adviser is None or not kit.peers.awake(RUNTIMED):
+            await self._opinion
+        except loop.Cancelled:
+            await loop.stop(self._opinion)
+            raise
+
+    async def give_back(self) -> None:
+        """The lease, where nothing is to be said."""
+        lease, self._gathering.lease = self._gathering.lease, ""
+        if lease:
+            await self._kit.peers.release(lease)
+
+    async def _reflect(self) -> None:
+        kit, evidence, ruled = self._kit, self.evidence, self.verdict
+        try:
+            if kit.adviser is None or not kit.peers.awake(RUNTIMED):
                 return
             if evidence is None or ruled is None or ruled.cause.fault_class in NO_FAULT:
                 return
@@ -327,9 +347,7 @@ class Course:
             if sentence:
                 self.incident.happened(kit.clock.wall_us(), f"in the model's words: {sentence}")
         finally:
-            lease, self._gathering.lease = self._gathering.lease, ""
-            if lease:
-                await kit.peers.release(lease)
+            await self.give_back()
 
     def _soon(self) -> int:
         return self._kit.clock.monotonic_us() + 10_000_000

@@ -181,6 +181,7 @@ class Supervisor:
                 self._conduct.failed(case.incident, error)
             finally:
                 self._over(case)
+            await course.afterwards()
 
         self._spawn(run(), f"incident {case.incident.id}")
 
@@ -232,9 +233,11 @@ class Supervisor:
             if hold is not None:
                 self._defer(case, hold)
             self._over(case)
-        await course.afterwards(reflect=hold is None)
         if hold is None:
+            await course.afterwards()
             self.kit.keep(case.incident)
+        else:
+            await course.give_back()
 
     async def _decide(self, case: Case, course: Course) -> str:
         """The verdict, and what policy and dependencies make of it."""
@@ -292,7 +295,7 @@ class Supervisor:
             journal.exception(f"A dry run of {case.trigger.unit} failed", error)
         finally:
             case.over.set()
-        await course.afterwards(reflect=False)
+        await course.give_back()
 
     def _defer(self, case: Case, hold: Hold) -> None:
         """Guards keep an action back: until then."""
