@@ -8,7 +8,7 @@ few at a time; what guards hold back is looked at again when they let it.
 from __future__ import annotations
 
 from syntrop.common import dbus, journal, loop
-from syntrop.sentry import audit, dependencies, order, policy, remedy, storm, verdict
+from syntrop.sentry import audit, chain, order, policy, remedy, storm, verdict
 from syntrop.sentry import breaker as b
 from syntrop.sentry import case as k
 from syntrop.sentry import incident as i
@@ -17,6 +17,7 @@ from syntrop.sentry.case import Case
 from syntrop.sentry.conduct import Conduct
 from syntrop.sentry.course import DISMISS, Course
 from syntrop.sentry.incident import Incident
+from syntrop.sentry.notebook import Notebook
 from syntrop.sentry.peers import CONTEXTD, TOOLD
 from syntrop.sentry.remedy import Action
 from syntrop.sentry.trigger import Trigger
@@ -36,8 +37,6 @@ HANDLED_MAX = 4096  # failures that are remembered, so that each is an incident 
 RANKED_FROM = 8  # failures that wait: with fewer, the order matters to nobody
 RANKED_AT_ONCE = 64  # units that are asked about in one go
 RANKING_TIMEOUT = 2.0  # seconds
-CHAIN_MAX = 64  # units that are asked about to find a root
-GUARDS_DELAY = 0.05  # seconds until what the guards know is written: many failures are one write
 
 
 class Busy(Exception):
@@ -49,7 +48,8 @@ class Supervisor:
 
     def __init__(self, daemon: Daemon, kit: Kit) -> None:
         self._daemon, self.kit = daemon, kit
-        self._conduct = Conduct(kit, self._write_guards)
+        self._notebook = Notebook(kit)
+        self._conduct = Conduct(kit, self._notebook.changed)
         self._backlog = storm.Backlog()
         self._cases: dict[str, Case] = {}
         self._handled: dict[str, str] = {}  # of units: the failure that became an incident last
@@ -58,19 +58,13 @@ class Supervisor:
         self._looks = 0
         self._ranking: loop.Task[None] | None = None
         self._ranked: set[str] = set()
-        self._writing: loop.Timer | None = None
 
     # --- what comes in ---------------------------------------------------------------------------------------
 
     def resume(self) -> None:
         """Take up what an earlier life of ours left: the guards, what waits for a person, what was under way."""
         kit = self.kit
-        kept = kit.audit.guards()
-        if kept:
-            try:
-                kit.guards.load(kept, kit.clock.seconds(), kit.clock.wall_us())
-            except (KeyError, TypeError, ValueError) as error:
-                journal.warning(f"What the breakers knew cannot be read, and is forgotten: {error!r}")
+        self._notebook.read()
         for incident in kit.audit.open():
             if incident.status == i.STAGED:
                 self._conduct.staged[incident.id] = incident
@@ -100,7 +94,7 @@ class Supervisor:
         now = self.kit.clock.seconds()
         before = guards.state(unit, now)
         if guards.failed(unit, failure, now):
-            self._write_guards()
+            self._notebook.changed()
         if unit in self._cases or (failure and self._handled.get(unit) == failure):
             return  # its course sees for itself; or it is an old story
         if trigger.restarting and (guards.state(unit, now) in (before, b.CLOSED) or before == b.OPEN):
@@ -206,7 +200,7 @@ class Supervisor:
                 case.timer.cancel()
         for task in tuple(self._tasks):
             await loop.stop(task)
-        self.flush()
+        self._notebook.flush()
 
     # --- one case --------------------------------------------------------------------------------------------
 
@@ -272,7 +266,7 @@ class Supervisor:
         failure = _failure(str(properties.get("InvocationID", "")), str(properties.get("Result", "")), False)
         self._remember(unit, failure)
         if failure and self.kit.guards.failed(unit, failure, self.kit.clock.seconds()):
-            self._write_guards()
+            self._notebook.changed()
 
     def _ruled(self, case: Case, decided: str, ruling: policy.Ruling) -> str:
         """The stricter of verdict and policy."""
@@ -345,28 +339,14 @@ class Supervisor:
             loop.call_soon(self._pump)
 
     async def _root(self, trigger: Trigger, properties: Mapping[str, Any]) -> str:
-        """The unit that is to be treated for this one: itself, unless one that it needs fails, too."""
-        unit = trigger.unit
+        """The unit that is to be treated for this one, among those that fail now."""
         failed = {
             other: one.trigger.failed_us
             for other, one in self._cases.items()
             if one.stage in (k.WAITING, k.KNOWING, k.DOING)
         }
-        failed[unit] = trigger.failed_us
-        needs = {unit: order.needs(properties)}
-        waiting = list(needs[unit])
-        if len(failed) == 1 or not waiting:
-            return unit
-        try:
-            with loop.deadline(5.0):
-                while waiting and len(needs) < CHAIN_MAX:
-                    other = waiting.pop()
-                    if other not in needs:
-                        needs[other] = order.needs(await self.kit.manager.unit(other))
-                        waiting.extend(needs[other])
-        except (OSError, dbus.DBusError):
-            pass  # then by what is known so far
-        return dependencies.roots(failed, needs).get(unit, unit)
+        failed[trigger.unit] = trigger.failed_us
+        return await chain.root(self.kit.manager, trigger.unit, properties, failed)
 
     # --- a person's word -------------------------------------------------------------------------------------
 
@@ -389,7 +369,7 @@ class Supervisor:
         if incident.unit in self._cases:
             raise Busy
         hold = kit.guards.enter(incident.unit, kit.clock.seconds())
-        self._write_guards()
+        self._notebook.changed()
         if hold is not None:
             return hold
         del self._conduct.staged[id]
@@ -413,7 +393,7 @@ class Supervisor:
         kit = self.kit
         kit.guards.reset(unit, kit.clock.seconds())
         self._handled.pop(unit, None)
-        self._write_guards()
+        self._notebook.changed()
         case = self._cases.get(unit)
         if case is not None:
             self._again(case)
@@ -425,25 +405,6 @@ class Supervisor:
             "staged_incidents": len(self._conduct.staged),
             "breakers": self.kit.guards.tripped(self.kit.clock.seconds()),
         }
-
-    # --- keeping ---------------------------------------------------------------------------------------------
-
-    def _write_guards(self) -> None:
-        if self._writing is None and self.kit.guards.changed:
-            self._writing = loop.call_later(GUARDS_DELAY, self.flush)
-
-    def flush(self) -> None:
-        """Write down what the guards know."""
-        kit = self.kit
-        if self._writing is not None:
-            self._writing.cancel()
-            self._writing = None
-        if kit.guards.changed:
-            kit.guards.changed = False
-            try:
-                kit.audit.write_guards(kit.guards.dump(kit.clock.seconds(), kit.clock.wall_us()))
-            except OSError as error:
-                journal.error(f"What the breakers know cannot be kept: {error}", ERRNO=error.errno)
 
 
 def _failure(invocation: str, result: str, restarting: bool) -> str:
