@@ -48,6 +48,7 @@ def arbiter(launch: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any
 @pytest.fixture
 def ask(arbiter: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     monkeypatch.setenv("SYNTROP_RUN_ROOT", str(arbiter.run))
+    monkeypatch.setattr(accelerators, "TIMEOUT", 120.0)  # inferenced may be slow to start on a busy machine
 
     def run(work: Callable[[Peers], Coroutine[Any, Any, Any]]) -> Any:
         async def main() -> Any:
