@@ -65,19 +65,28 @@ class Slicer:
 
         Raises OSError and dbus.DBusError where the manager does not answer; the deadline is the caller's.
         """
-        properties = await manager.unit(unit)
-        current = str(properties.get("InvocationID", ""))
-        invocation = invocation or current
-        latest = invocation == current
-        needed = relations(properties)
-        measuring = loop.thread(_measure, properties)
-        asking = loop.spawn(_neighbours(manager, needed), f"what {unit} needs")
+        # Who names an invocation knows that it failed: the journal is looked at while the manager looks.
+        early = loop.spawn(self._end(unit, invocation, patience), f"the end of {unit}") if invocation else None
         try:
-            excerpt = await self._read(unit, invocation, properties if latest else {}, patience)
-            neighbours, silent = await asking
+            properties = await manager.unit(unit)
+            current = str(properties.get("InvocationID", ""))
+            invocation = invocation or current
+            latest = invocation == current
+            measuring = loop.thread(_measure, properties)
+            asking = loop.spawn(_neighbours(manager, relations(properties)), f"what {unit} needs")
+            try:
+                if early is not None:
+                    await early
+                elif _recent(properties):
+                    await self._end(unit, invocation, patience)
+                excerpt = await self._read(unit, invocation, properties if latest else {})
+                neighbours, silent = await asking
+            finally:
+                asking.cancel()
+            counters, stalls = await measuring
         finally:
-            asking.cancel()
-        counters, stalls = await measuring
+            if early is not None:
+                early.cancel()
         entries = [evidence.entry(number, one, key) for number, one in enumerate(excerpt.entries, 1)]
         missing = [one for one in (excerpt.missing, silent) if one]
         arguments = {
@@ -105,18 +114,16 @@ class Slicer:
         if self._turn is None:
             self._excerpts.close()
 
-    async def _read(self, unit: str, invocation: str, properties: Mapping[str, Any], patience: float) -> Excerpt:
-        """The journal about the invocation, which may have to be waited for a little: what the manager has told us
-        is on its way there as well."""
-        from time import clock_gettime_ns, monotonic
+    async def _end(self, unit: str, invocation: str, patience: float) -> None:
+        """Wait a little for the journal to have how it ended: what the manager has told us is on its way there."""
+        from time import monotonic
 
-        now_us = clock_gettime_ns(1) // 1000  # CLOCK_MONOTONIC, as the manager's timestamps
-        changed_us = int(properties.get("StateChangeTimestampMonotonic", 0))
-        if properties and now_us - changed_us < RECENT_US and _failing(properties):
-            until = monotonic() + patience
-            while not await self._work(self._has_end, unit, invocation) and monotonic() < until:
-                await loop.sleep(_STEP)
-            await loop.sleep(SETTLE)
+        until = monotonic() + patience
+        while not await self._work(self._has_end, unit, invocation) and monotonic() < until:
+            await loop.sleep(_STEP)
+        await loop.sleep(SETTLE)
+
+    async def _read(self, unit: str, invocation: str, properties: Mapping[str, Any]) -> Excerpt:
         start_us = int(properties.get("InactiveExitTimestampMonotonic", 0))
         pids = [int(properties.get(name, 0)) for name in ("ExecMainPID", "MainPID")]
         return await self._work(self._excerpts.read, unit, invocation, start_us, pids)
@@ -219,6 +226,14 @@ def copies(changes: Sequence[Change]) -> dict[str, str]:
 
 def _measure(properties: Mapping[str, Any]) -> tuple[Any, Any]:
     return measures.counters(properties), measures.stalls()
+
+
+def _recent(properties: Mapping[str, Any]) -> bool:
+    """Whether it has failed so lately that the journal may not have everything yet."""
+    from time import clock_gettime_ns
+
+    now_us = clock_gettime_ns(1) // 1000  # CLOCK_MONOTONIC, as the manager's timestamps
+    return _failing(properties) and now_us - int(properties.get("StateChangeTimestampMonotonic", 0)) < RECENT_US
 
 
 def _failing(properties: Mapping[str, Any]) -> bool:
