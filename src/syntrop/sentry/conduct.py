@@ -29,6 +29,7 @@ class Conduct:
         self._kit, self._guarded = kit, guarded
         self.staged: dict[str, Incident] = {}
         self._closed = 0
+        self._retiring: loop.Task[None] | None = None
 
     async def carry_on(self, case: Case, course: Course, decided: str) -> Hold | None:
         """Do what was decided. What keeps an action back is given, unless it is for good."""
@@ -144,7 +145,12 @@ class Conduct:
         kit.tell(incident, why, escalate=escalate)
         self._closed += 1
         if self._closed % RETIRE_EVERY == 1:
-            loop.spawn(self._retire(), "old incidents")
+            self._retiring = loop.spawn(self._retire(), "old incidents")
+
+    async def finish(self) -> None:
+        """Wait for what is not to be cut off: a worker thread's look at old incidents."""
+        if self._retiring is not None:
+            await self._retiring
 
     async def _retire(self) -> None:
         try:

@@ -39,6 +39,10 @@ RANKED_AT_ONCE = 64  # units that are asked about in one go
 RANKING_TIMEOUT = 2.0  # seconds
 
 
+# Ends of an incident at which the unit was thought well: a failure that was told meanwhile is another one.
+_WELL = frozenset((i.DISMISSED, i.RECOVERED))
+
+
 class Busy(Exception):
     """The unit's incident is being dealt with."""
 
@@ -95,8 +99,13 @@ class Supervisor:
         before = guards.state(unit, now)
         if guards.failed(unit, failure, now):
             self._notebook.changed()
-        if unit in self._cases or (failure and self._handled.get(unit) == failure):
-            return  # its course sees for itself; or it is an old story
+        if failure and self._handled.get(unit) == failure:
+            return  # it is an old story
+        if unit in self._cases:
+            case = self._cases[unit]
+            if failure and not trigger.restarting and trigger.invocation != case.incident.invocation:
+                case.later = trigger
+            return  # its course sees for itself, unless it has looked already
         if trigger.restarting and (guards.state(unit, now) in (before, b.CLOSED) or before == b.OPEN):
             return  # the manager starts it again: that is for it to do, unless it goes on and on
         self._remember(unit, failure)
@@ -200,6 +209,7 @@ class Supervisor:
                 case.timer.cancel()
         for task in tuple(self._tasks):
             await loop.stop(task)
+        await self._conduct.finish()
         self._notebook.flush()
 
     # --- one case --------------------------------------------------------------------------------------------
@@ -318,6 +328,8 @@ class Supervisor:
         if case.stage != k.DEFERRED and self._cases.get(case.trigger.unit) is case:
             del self._cases[case.trigger.unit]
             case.over.set()
+            if case.later is not None and case.incident.status in _WELL and not self._closing:
+                loop.call_soon(self.report, case.later)
 
     # --- order and dependencies ------------------------------------------------------------------------------
 
