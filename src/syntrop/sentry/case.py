@@ -20,7 +20,7 @@ WAITING, KNOWING, DOING, WATCHING, DEFERRED = "waiting", "knowing", "doing", "wa
 class Case:
     """One unit's. There is at most one of each unit; further failures of it are counted, no more."""
 
-    __slots__ = ("awake", "incident", "kept", "listeners", "over", "stage", "timer", "trigger")
+    __slots__ = ("awake", "incident", "kept", "later", "listeners", "over", "stage", "timer", "trigger")
 
     def __init__(self, trigger: Trigger, incident: Incident, *, awake: bool) -> None:
         self.trigger, self.incident, self.awake = trigger, incident, awake
@@ -28,6 +28,7 @@ class Case:
         self.over = loop.Event()
         self.listeners: list[Callable[[Span], object]] = []  # told of each phase that ended
         self.timer: loop.Timer | None = None  # until it is looked at again
+        self.later: Trigger | None = None  # another failure of the unit, told meanwhile
         self.kept: Busy | None = None  # what keeps the daemon meanwhile
 
     def told(self, span: Span) -> None:
