@@ -26,7 +26,9 @@ from table import Row, render  # noqa: E402
 
 PYTHON = "/usr/lib/syntrop/bin/python3"
 BATCH = 5
-PHASES = ("intercept", "slice", "correlate", "lease", "diagnose", "remedy")
+# By which millisecond each phase ended, as it was published (`restore` is the service running again).
+PUBLISHED = {"intercept": 1.2, "slice": 8.4, "correlate": 14.1, "lease": 19.5, "diagnose": 142.0, "remedy": 168.2}
+PUBLISHED_RESTORE = 185.0
 RESIDENT_MIB = 28.0
 SETTINGS = """
 [watch]
@@ -172,10 +174,10 @@ def rows(told: dict[str, Told]) -> list[Row]:
 
 
 def phases(told: dict[str, Told]) -> str:
-    """When each phase ended, medians in milliseconds from the failure."""
+    """When each phase began and how long it took, medians in milliseconds from when the failure was known."""
     names = ("awake", "reload", "model", "asleep", "cold")
-    lines = [f"| phase | {' | '.join(names)} |", "| --- |" + " --- |" * len(names)]
-    for phase in PHASES:
+    lines = [f"| phase | {' | '.join(names)} | published, by |", "| --- |" + " --- |" * (len(names) + 1)]
+    for phase, published in PUBLISHED.items():
         cells = []
         for name in names:
             spans = [one["phases"][phase] for one in told[name] if phase in one["phases"]]
@@ -187,7 +189,12 @@ def phases(told: dict[str, Told]) -> str:
             start = statistics.median(span[0] for span in done) / 1e3
             lasted = statistics.median(span[1] for span in done) / 1e3
             cells.append(f"{start:.1f} + {lasted:.1f}" + (f" ({late} late)" if late else ""))
-        lines.append(f"| {phase} | {' | '.join(cells)} |")
+        lines.append(f"| {phase} | {' | '.join(cells)} | {published} |")
+    active = [
+        f"{statistics.median(one['took'] for one in told[name]):.1f}" if "took" in told[name][0] else ""
+        for name in names
+    ]
+    lines.append(f"| active again, after the failure | {' | '.join(active)} | {PUBLISHED_RESTORE} |")
     return "\n".join(lines)
 
 
