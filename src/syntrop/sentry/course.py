@@ -10,8 +10,8 @@ from __future__ import annotations
 from syntrop.common import dbus, loop
 from syntrop.sentry import causes as c
 from syntrop.sentry import incident as i
+from syntrop.sentry import marks, policy, probation, remedy, signatures, verdict
 from syntrop.sentry import phases as p
-from syntrop.sentry import policy, probation, remedy, signatures, verdict
 from syntrop.sentry.evidence import KERNEL
 from syntrop.sentry.gathering import Gathering
 from syntrop.sentry.hands import HandsError
@@ -57,7 +57,7 @@ class Course:
         self._asked = False
         self._opinion: loop.Task[None] | None = None
         self._warming: loop.Task[None] | None = None
-        self._again = False  # the next step may have been carried out by an earlier life of ours
+        self._again = False  # the next steps may have been carried out by an earlier life of ours
         self._before = {span.name: span for span in incident.spans}  # of an earlier life of ours
         if waited > PROMPT_US:
             incident.happened(clock.wall_us(), f"waited {waited / 1e6:.1f} s for its turn")
@@ -97,6 +97,7 @@ class Course:
         self.verdict = await self._judge(evidence, found, unasked, limit)
         action = remedy.choose(self.verdict.cause, evidence)
         self.incident.decide(clock.wall_us(), self.verdict, evidence, action)
+        self.incident.marks = marks.take(remedy.about(action, self.verdict.cause, evidence))
         if not self.incident.invocation:
             self.incident.invocation = evidence.invocation
         now = clock.monotonic_us()
@@ -148,6 +149,7 @@ class Course:
         self.evidence, self.verdict = found.evidence, found.verdict
         action = remedy.choose(found.verdict.cause, found.evidence)
         incident.decide(kit.clock.wall_us(), found.verdict, found.evidence, action)
+        incident.marks = marks.take(remedy.about(action, found.verdict.cause, found.evidence))
         allowed = remedy.disposition(found.verdict, action, found.evidence)
         order = (verdict.REPORT, verdict.STAGE, verdict.ACT)
         return min(allowed, found.outcome, key=order.index)
@@ -201,7 +203,7 @@ class Course:
         phases.begin(p.REMEDY, clock.monotonic_us())
         failure = ""
         for step in action.steps[incident.done :]:
-            again, self._again = self._again, False
+            again, self._again = self._again, self._again and step.tool != "unit_restart"
             failure = await (self._step_again(step) if again else self._step(step))
             if failure:
                 break
@@ -214,6 +216,10 @@ class Course:
         kit, incident = self._kit, self.incident
         patience = RATES_PATIENCE
         while True:
+            # Each time anew: it may have waited for a person, the rates, or our next start.
+            moved = marks.changed(incident.marks) if step.tool in remedy.WRITING else ""
+            if moved:
+                return moved
             try:
                 rollback_id = await kit.hands.do(step)
             except HandsError as error:
@@ -232,12 +238,15 @@ class Course:
         """The step that was under way when we ended: done again, where it was not done."""
         kit, incident, clock = self._kit, self.incident, self._kit.clock
         if step.tool in _WITHOUT_RECORD:
-            if step.tool == "unit_restart" and await self._started():
+            if step.tool == "unit_restart" and await self._started(probation.ACTIVE, probation.COMING):
                 incident.carried_out(clock.wall_us(), step, None)
                 return ""
             return await self._step(step)
         before = incident.rollback_ids.copy()
-        failure = await self._step(step)
+        # Who brought it up meanwhile has mended it: nothing is written any more.
+        failure = (
+            "it runs again, and is left alone" if await self._started(probation.ACTIVE) else await self._step(step)
+        )
         try:
             kept = await kit.hands.kept(step, since_us=incident.acting_us, now_us=clock.wall_us())
         except HandsError as error:
@@ -251,14 +260,14 @@ class Course:
         kit.keep(incident)
         return failure
 
-    async def _started(self) -> bool:
+    async def _started(self, *states: str) -> bool:
         """Whether the unit runs, and it is not the run that failed."""
         try:
             with loop.deadline(5.0):
                 now = probation.Health(await self._kit.manager.unit(self.incident.unit))
         except (OSError, dbus.DBusError):
             return False
-        return now.state != probation.DOWN and now.run != self.incident.invocation
+        return now.state in states and now.run != self.incident.invocation
 
     def resume(self) -> None:
         """Go on with what an earlier life of ours had begun: `treat`, `restore` or `take_back` come next."""

@@ -70,11 +70,12 @@ class Hands:
             pass
 
     async def take_back(self, rollback_id: str) -> None:
-        """Take a change back, however long toold's rates let it wait. Raises HandsError."""
+        """Take a change back, however long toold's rates let it wait; not over what somebody else has made of the
+        file since. Raises HandsError."""
         patience = TAKE_BACK_PATIENCE
         while True:
             try:
-                await self._call("Rollback", {"rollback_id": rollback_id})
+                await self._call("Rollback", {"rollback_id": rollback_id, "only_unchanged": True})
                 return
             except HandsError as error:
                 if error.wait is None or error.wait > patience:

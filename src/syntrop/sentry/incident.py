@@ -58,8 +58,8 @@ class Incident:
     """One failure of one unit and what came of it."""
 
     __slots__ = (
-        "acting_us", "action", "causes", "decided_by", "done", "excerpt", "happenings", "id", "invocation", "note",
-        "probation", "rollback_ids", "spans", "status", "time_us", "transcript", "undoing", "unit",
+        "acting_us", "action", "causes", "decided_by", "done", "excerpt", "happenings", "id", "invocation",
+        "marks", "note", "probation", "rollback_ids", "spans", "status", "time_us", "transcript", "undoing", "unit",
     )  # fmt: skip
 
     def __init__(self, id: str, unit: str, time_us: int, *, invocation: str = "") -> None:
@@ -70,6 +70,7 @@ class Incident:
         self.note = ""
         self.action: Action | None = None
         self.acting_us = 0  # when it began to be carried out
+        self.marks: dict[str, str] = {}  # of the files that the action is about, as they were when it was chosen
         self.done = 0  # steps of the action that were carried out
         self.probation = False  # the action is carried out, and whether it helped is being watched
         self.rollback_ids: list[str] = []  # of what was changed, in order; what is taken back goes from it
@@ -196,6 +197,7 @@ class Incident:
             "steps": None
             if action is None
             else {"name": action.name, "steps": [[one.tool, list(one.args), one.unit] for one in action.steps]},
+            "marks": self.marks,
             "acting_us": self.acting_us,
             "done": self.done,
             "probation": self.probation,
@@ -220,6 +222,7 @@ class Incident:
             incident.action = Action(
                 kept["steps"]["name"], [Step(tool, args, unit) for tool, args, unit in steps], reason
             )
+        incident.marks = {str(path): str(mark) for path, mark in kept.get("marks", {}).items()}
         incident.acting_us = int(kept["acting_us"])
         incident.done, incident.probation = int(kept["done"]), bool(kept["probation"])
         incident.rollback_ids = [str(one) for one in kept["rollback_ids"]]

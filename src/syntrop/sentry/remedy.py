@@ -36,6 +36,7 @@ _UNDONE = {
 }
 # Maintenance changes files beyond a unit's own: however sure, a person is asked first.
 _MAINTENANCE = frozenset((RESTORE_FILE, CLEAR_CACHE))
+WRITING = frozenset(("revert_dropin", "restore_file"))  # tools that write to a file that the evidence names
 # Where the cause is a setting, the drop-in that brought it is what is reverted.
 _BY_DROP_IN = frozenset(
     (s.MEMORY_LIMIT, s.DESCRIPTOR_LIMIT, s.MISSING_PROGRAM, s.MISSING_FILE, s.EXECUTION_CONTEXT, s.UNIT_SYNTAX,
@@ -99,6 +100,15 @@ def choose(cause: Cause, evidence: Evidence) -> Action:
     if cause.fault_class in _BY_RESTART and change is None:
         return Action(RESTART, _start(evidence), "nothing of its own changed: it is started again")
     return Action(NONE, [], _WHY_NOTHING.get(cause.fault_class, "there is no remedy that could be undone"))
+
+
+def about(action: Action, cause: Cause, evidence: Evidence) -> list[str]:
+    """The files that an action works on: what they are when it is chosen is what it was chosen for."""
+    change: Change | None = evidence.get(cause.change) if cause.change else None
+    if change is None or action.name not in (REVERT_DROP_IN, RESTORE_FILE):
+        return []
+    copies = [f"{change.path.rpartition('/')[0]}/{action.steps[0].args[1]}"] if action.name == RESTORE_FILE else []
+    return [change.path, *copies]
 
 
 def disposition(verdict: Verdict, action: Action, evidence: Evidence) -> str:

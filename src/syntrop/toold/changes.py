@@ -86,9 +86,13 @@ class Changer:
             await self._make(record, manager, timeout, call)
             return f"{record.summary}\n", record
 
-    async def take_back(self, record: Record, caller: dict[str, Any], timeout: float) -> Record:
-        """Take a change back; the record of doing so. Raises as `run` does."""
-        draft = await loop.thread(lambda: undo.reverse(record, caller, bytes_max=self._bytes_max))
+    async def take_back(
+        self, record: Record, caller: dict[str, Any], timeout: float, *, only_unchanged: bool = False
+    ) -> Record:
+        """Take a change back; the record of doing so. Raises as `run` does, and UndoError."""
+        draft = await loop.thread(
+            lambda: undo.reverse(record, caller, bytes_max=self._bytes_max, only_unchanged=only_unchanged)
+        )
         for step in draft.steps:
             if record.tool == "restore_file" or record.target_unit is None:
                 self._policy.check_file(step.path)

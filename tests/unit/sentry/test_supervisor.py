@@ -13,6 +13,7 @@ from doubles import Adviser, House, World
 
 from syntrop.common import loop
 from syntrop.sentry import incident as i
+from syntrop.sentry import marks
 from syntrop.sentry import trigger as t
 from syntrop.sentry.hands import HandsError
 from syntrop.sentry.incident import Incident
@@ -578,3 +579,95 @@ def test_watchers_see_each_change(tmp_path: Path) -> None:
 
     play(tmp_path, scene)
     assert list(dict.fromkeys(seen)) == [i.OPEN, i.ACTING, i.RECOVERED]
+
+
+# Others work on the machine as well.
+
+
+def edited(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """Files as they are by now; what is not in it is absent."""
+    files: dict[str, str] = {}
+    monkeypatch.setattr(marks, "_mark", lambda path: files.get(path, marks.ABSENT))
+    return files
+
+
+def test_a_file_that_was_edited_since_the_verdict_is_not_written_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = edited(monkeypatch)
+
+    async def scene(house: House) -> None:
+        move = Incident.move
+
+        def moved(incident: Incident, status: str, *more: Any) -> None:
+            files["/etc/systemd/system/web.service.d/bad.conf"] = "a person's"
+            move(incident, status, *more)
+
+        monkeypatch.setattr(Incident, "move", moved)
+        house.world.fail(UNIT, cause="typo")
+        house.supervisor.report(house.failed(UNIT))
+        await house.settled()
+
+    house = play(tmp_path, scene)
+    assert house.world.done == []
+    assert outcomes(house) == [(UNIT, i.REPORTED)]
+    (told,) = house.incidents()
+    assert any("bad.conf was changed since" in line for line in house.supervisor.incident(told["id"]).timeline())
+
+
+def test_what_runs_again_by_our_next_start_is_left_alone(tmp_path: Path) -> None:
+    kept = tmp_path / "world"
+    world = World(kept)
+    world.fail(UNIT, cause="typo")
+    crash_at(tmp_path / "state", "before revert_dropin", kept)
+    world.units[UNIT]["cause"] = "crash"
+    world.run(UNIT)  # a person mended it
+
+    async def resumed(house: House) -> None:
+        house.supervisor.resume()
+        await house.settled()
+
+    house = play(tmp_path / "state", resumed, world=world)
+    assert house.world.done == []
+    assert outcomes(house) == [(UNIT, i.REPORTED)]
+
+
+def test_a_failure_that_is_told_while_an_older_one_is_dismissed_is_not_lost(tmp_path: Path) -> None:
+    async def scene(house: House) -> None:
+        house.world.fail(UNIT)
+        first = house.failed(UNIT)
+        house.world.run(UNIT)  # a person has started it again
+        occasion = house.manager.occasion
+
+        async def fails(name: str, properties: Any) -> Any:
+            house.manager.occasion = occasion  # type: ignore[method-assign]
+            house.world.fail(UNIT)
+            house.supervisor.report(house.failed(UNIT))  # as the first one has been looked at
+            return await occasion(name, properties)
+
+        house.manager.occasion = fails  # type: ignore[method-assign]
+        house.supervisor.report(first)
+        await house.settled()
+
+    house = play(tmp_path, scene)
+    assert [one["status"] for one in house.incidents()] == [i.DISMISSED, i.RECOVERED]
+    assert house.world.units[UNIT]["ActiveState"] == "active"
+
+
+def test_a_mark_tells_content_and_time(tmp_path: Path) -> None:
+    path, other = tmp_path / "a.conf", tmp_path / "absent"
+    path.write_text("one")
+    kept = marks.take([str(path), str(other)])
+    assert marks.changed(kept) == ""
+    times = path.stat()
+    path.unlink()
+    path.write_text("one")
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+    assert marks.changed(kept) == ""  # put back as it was
+    path.write_text("two")
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+    assert "a.conf was changed since" in marks.changed(kept)
+    path.write_text("one")
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+    other.symlink_to(path)
+    assert "absent was changed since" in marks.changed(kept)
