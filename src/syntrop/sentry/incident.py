@@ -59,7 +59,8 @@ class Incident:
 
     __slots__ = (
         "acting_us", "action", "causes", "decided_by", "done", "excerpt", "happenings", "id", "invocation",
-        "marks", "note", "probation", "rollback_ids", "spans", "status", "time_us", "transcript", "undoing", "unit",
+        "marks", "note", "probation", "rollback_ids", "spans", "status", "time_us", "transcript", "undoing",
+        "unit",
     )  # fmt: skip
 
     def __init__(self, id: str, unit: str, time_us: int, *, invocation: str = "") -> None:
