@@ -78,6 +78,9 @@ class Sentry1:
         from syntrop.sentry.trigger import REPORT, Trigger
 
         supervisor = self._supervisor()
+        if supervisor.full:
+            reason = "too many failures wait"
+            raise VarlinkError(_INTERFACE + "PeerFailed", daemon="systemd-sentry", reason=reason)
         clock = supervisor.kit.clock
         status = exit_status or ""
         supervisor.report(

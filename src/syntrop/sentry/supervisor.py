@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 
 LOOKS_MAX = 4  # failures that are looked into at a time
 HANDLED_MAX = 4096  # failures that are remembered, so that each is an incident once
+WAITING_MAX = (
+    4096  # units that are dealt with or wait; reports of others are turned away, and say so in the journal
+)
 RANKED_FROM = 8  # failures that wait: with fewer, the order matters to nobody
 RANKED_AT_ONCE = 64  # units that are asked about in one go
 RANKING_TIMEOUT = 2.0  # seconds
@@ -410,6 +413,11 @@ class Supervisor:
         if case is not None:
             self._again(case)
         return kit.guards.wire(unit, kit.clock.seconds())
+
+    @property
+    def full(self) -> bool:
+        """Whether more failures wait than can be remembered: no machine has so many units."""
+        return len(self._cases) >= WAITING_MAX
 
     def status(self) -> dict[str, Any]:
         return {

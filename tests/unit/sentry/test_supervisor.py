@@ -14,6 +14,7 @@ from doubles import Adviser, House, World
 from syntrop.common import loop
 from syntrop.sentry import incident as i
 from syntrop.sentry import marks
+from syntrop.sentry import supervisor as supervising
 from syntrop.sentry import trigger as t
 from syntrop.sentry.hands import HandsError
 from syntrop.sentry.incident import Incident
@@ -671,3 +672,19 @@ def test_a_mark_tells_content_and_time(tmp_path: Path) -> None:
     os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
     other.symlink_to(path)
     assert "absent was changed since" in marks.changed(kept)
+
+
+def test_what_waits_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervising, "WAITING_MAX", 3)
+
+    async def scene(house: House) -> None:
+        for number in range(3):
+            assert not house.supervisor.full
+            unit = f"web{number}.service"
+            house.world.fail(unit)
+            house.supervisor.report(house.failed(unit))
+        assert house.supervisor.full
+        await house.settled()
+        assert not house.supervisor.full
+
+    play(tmp_path, scene)
