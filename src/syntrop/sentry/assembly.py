@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 
 from syntrop.common import journal, loop, redaction
@@ -35,12 +36,12 @@ KEY = "redaction.key"
 
 
 class Assembly:
-    """Raises OSError where the state folder cannot be used."""
+    """Raises OSError where the state folder cannot be read."""
 
     def __init__(self, daemon: Daemon, folder: str, peers: Peers | None = None) -> None:
         settings = daemon.settings
         os.makedirs(folder, mode=0o700, exist_ok=True)
-        key, _fresh = redaction.load_key(os.path.join(folder, KEY))
+        key = _key(os.path.join(folder, KEY))
         clock = Clock()
         self._manager = Manager()
         self._slicer = slicing.Slicer()
@@ -91,6 +92,17 @@ class Assembly:
         self._slicer.close()
         self._manager.close()
         self._peers.close()
+
+
+def _key(path: str) -> bytes:
+    """The key of digests. A full disk keeps nobody from being helped: then one that is forgotten with us."""
+    try:
+        return redaction.load_key(path)[0]
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
+            raise
+        journal.error(f"The key of digests cannot be kept: {error}", ERRNO=error.errno)
+        return os.urandom(redaction.KEY_BYTES)
 
 
 def _policy(settings: Settings) -> policy.Policy:

@@ -84,7 +84,7 @@ def choose(cause: Cause, evidence: Evidence) -> Action:
     if change is not None and cause.fault_class in _BY_DROP_IN:
         name = drop_in(unit, change.path)
         if name and not _gone(change):
-            steps = [Step("revert_dropin", [name], unit), *_start(evidence)]
+            steps = [Step("revert_dropin", [name, change.path], unit), *_start(evidence)]
             return Action(REVERT_DROP_IN, steps, f"{change.path} brought it about")
     if change is not None and cause.fault_class in _BY_COPY:
         copy = evidence.copies.get(change.path, "")
@@ -121,8 +121,10 @@ def disposition(verdict: Verdict, action: Action, evidence: Evidence) -> str:
     change: Change | None = evidence.get(verdict.cause.change) if verdict.cause.change else None
     asked = action.maintenance
     if action.name == REVERT_DROP_IN and change is not None:
-        # Other settings would go with the drop-in, or it has been lived with: not without a person.
-        asked = change.held_settings or evidence.aged(change)
+        # Other settings would go with the drop-in, other instances live with it, or it has been lived with: not
+        # without a person.
+        shared = not change.path.rpartition("/")[0].endswith(f"/{evidence.unit}.d")
+        asked = change.held_settings or shared or evidence.aged(change)
     return v.STAGE if allowed == v.ACT and asked else allowed
 
 
