@@ -13,6 +13,7 @@ import os
 import re
 import statistics
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +121,7 @@ def measure(rounds: int) -> dict[str, Told]:
             bench.rounds("awake", "crash", BATCH)
             bench.rounds("reload", "typo", BATCH)
             bench.rounds("model", "words", BATCH)
+        time.sleep(7)  # the journal, which is mapped, is let go of some seconds after the last slice
         bench.told["resident"] = [{"mib": bench.resident()}]
         bench.configure("on_demand", "")
         for _ in range(0, rounds, BATCH):
