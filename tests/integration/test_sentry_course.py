@@ -148,3 +148,10 @@ def test_a_staged_action_outlives_an_idle_exit(house: Any, host: Host) -> None:
     (approved,) = call(house, "ApproveAction", id=reply["incident"]["id"])
     assert approved["incident"]["status"] == "recovered"
     assert host.restarted == [UNIT]
+
+
+def test_a_unit_is_known_by_its_own_name(house: Any, host: Host) -> None:
+    host.fail(UNIT, "d" * 32)
+    host.fail("nick.service", "d" * 32, Id=UNIT, Names=[UNIT, "nick.service"])
+    (reply,) = call(house, "TriageUnit", unit="nick.service")
+    assert reply["incident"]["unit"] == UNIT

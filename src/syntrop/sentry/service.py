@@ -114,7 +114,7 @@ class Sentry1:
             )
         self._knock()
         supervisor = self._supervisor()
-        await self._known(supervisor, unit)
+        unit = await self._known(supervisor, unit)
         phases: loop.Queue[Span | None] = loop.Queue(QUEUED_MAX)
 
         def told(span: Span) -> None:
@@ -299,7 +299,8 @@ class Sentry1:
             self._peers = Peers()
         self._peers.knock(TOOLD, CONTEXTD)
 
-    async def _known(self, supervisor: Supervisor, unit: str) -> None:
+    async def _known(self, supervisor: Supervisor, unit: str) -> str:
+        """The unit's own name: by its other names it would be watched and counted twice."""
         from syntrop.common import dbus
 
         try:
@@ -309,6 +310,7 @@ class Sentry1:
             raise VarlinkError(_INTERFACE + "PeerFailed", daemon="systemd", reason=str(error)) from None
         if found.get("LoadState") == "not-found" and found.get("ActiveState", "inactive") == "inactive":
             raise VarlinkError(_INTERFACE + "NoSuchUnit", unit=unit)
+        return str(found.get("Id") or unit)
 
     def _staged(self, supervisor: Supervisor, id: str) -> Incident:
         found = supervisor.staged(id)
