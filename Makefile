@@ -3,6 +3,7 @@
 #   make run                       bring the suite up in the foreground
 #   make run ASK="a question"      ask, see the answer, and leave nothing running
 #   make test                      linters, unit, integration and system tests (ARGS=… goes to pytest)
+#   make incidents DIR=FOLDER      break services of a test machine, and see what is done (root; default: ours)
 #   make vm                        limits of control groups, in an emulated machine (root, QEMU, minutes)
 #   make bench                     measure, and print one table
 #   make install                   install on this host (root, systemd)
@@ -32,9 +33,10 @@ PIP := $(VENV)/bin/python -m pip --disable-pip-version-check --no-input
 override export ASK := $(value ASK)
 export MODEL PORT
 
-.PHONY: run test vm bench install clean help
+DIR ?=
+.PHONY: run test incidents vm bench install clean help
 help:
-	@sed -n '3,11s/^# *//p' Makefile
+	@sed -n '3,12s/^# *//p' Makefile
 
 # Debian and its kin: each line is a question and the package that answers it. Elsewhere we only tell.
 define PACKAGES
@@ -131,6 +133,9 @@ run: $(BUILT)
 
 test: $(TESTABLE)
 	$(VENV)/bin/python -m pytest $(ARGS)
+
+incidents: $(TESTABLE)
+	$(VENV)/bin/python tests/system/playing.py $(DIR)
 
 vm: $(TESTABLE)
 	$(VENV)/bin/python tests/vm/limits.py

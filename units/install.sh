@@ -8,6 +8,7 @@
 #
 # DESTDIR=DIR   install below DIR and switch nothing on (images, packages)
 # PYTHON=…      the distribution's interpreter, /usr/bin/python3 by default
+# EXTRAS=mcp    also what `systemd-sentry mcp` needs
 # BUILD_ENV=DIR keep pip and the build tools there between calls, instead of in a temporary folder
 # pip is steered by its own configuration and PIP_… variables.
 set -eu
@@ -29,6 +30,9 @@ live() { [ -z "$destdir" ] && [ -d /run/systemd/system ]; }
 files() {
     for f in "$units"/*.service "$units"/*.socket "$units"/*.slice "$units"/*.target; do
         say "$f /usr/lib/systemd/system/${f##*/}"
+    done
+    for f in "$units"/*.service; do
+        say "$units/untriaged.conf /usr/lib/systemd/system/${f##*/}.d/50-syntrop-triage.conf"
     done
     for folder in sysusers.d tmpfiles.d sysctl.d; do
         for f in "$units/$folder"/*.conf; do say "$f /usr/lib/$folder/${f##*/}"; done
@@ -109,7 +113,8 @@ END
     else
         "$python" -m venv --without-pip "$stage"
     fi
-    "$tools/bin/pip" --python "$stage/bin/python3" install -q --no-compile "$work"/wheels/*.whl
+    set -- "$work"/wheels/*.whl
+    "$tools/bin/pip" --python "$stage/bin/python3" install -q --no-compile "$1${EXTRAS:+[$EXTRAS]}"
     "$tools/bin/pip" --python "$stage/bin/python3" install -q --no-compile --no-deps --force-reinstall \
         "$work"/wheels/*.whl
 
@@ -124,6 +129,8 @@ END
     launcher "$stage/bin/inferenced-lookout" inferenced.lookout "$prefix/$site"
     launcher "$stage/bin/modeld-pull" modeld.pull.__main__ "$prefix/$site"
     launcher "$stage/bin/syntropctl" ctl.__main__ "$prefix/$site"
+    # What OnFailure= starts, hundreds at once in a storm: no interpreter.
+    "${CC:-cc}" -std=gnu11 -O2 -o "$stage/bin/syntrop-triage" "$source/src/syntrop/sentry/triage/syntrop-triage.c"
     "$python" -m compileall -q -j0 -x '/tests?/' -s "$stage" -p "$prefix" "$stage/$site"
     mkdir -p "$stage/units"
     rm -rf "$stage/units/optional"
@@ -148,12 +155,20 @@ stop_all() {
     done
 }
 
+# A file of ours; with the last drop-in of a unit goes its folder.
+drop() {
+    rm -f "$destdir$1"
+    case $1 in
+    *.service.d/*) if [ -d "$destdir${1%/*}" ]; then rmdir --ignore-fail-on-non-empty "$destdir${1%/*}"; fi ;;
+    esac
+}
+
 # An upgrade takes away what the earlier version had placed and this one does not.
 remove_stale() { # STAGE
     files | while read -r _ to; do say "$to"; done | LC_ALL=C sort >"$1/installed-files"
     [ -f "$destdir$prefix/installed-files" ] || return 0
     LC_ALL=C comm -23 "$destdir$prefix/installed-files" "$1/installed-files" |
-        while read -r stale; do rm -f "$destdir$stale"; done
+        while read -r stale; do drop "$stale"; done
 }
 
 place() {
@@ -192,7 +207,7 @@ uninstall() {
     if live; then systemctl disable -q syntrop-sockets.target || say "the target was not enabled"; fi
     stop_all
     if live; then systemctl stop syntrop-ports.service; fi
-    files | while read -r _ to; do rm -f "$destdir$to"; done
+    files | while read -r _ to; do drop "$to"; done
     rm -f "$destdir/usr/bin/syntropctl"
     if [ -d "$destdir$prefix/share" ]; then
         shared "$destdir$prefix" | while read -r file; do rm -f "$destdir/usr/share/$file"; done

@@ -21,9 +21,10 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-sys.path.append(str(HERE / "engine"))
+sys.path += [str(HERE / "engine"), str(HERE / "sentry")]
 
 import figures  # noqa: E402
+import sentry  # noqa: E402
 from table import Row, render  # noqa: E402
 
 RATIOS = {"routerd": 1.9, "runtimed": 2.0}
@@ -130,6 +131,12 @@ def topology(rounds: int) -> Group:
     return f"Knowing the machine, {rounds} rounds, devices of fixture trees", rows
 
 
+def supervisor(rounds: int) -> Group:
+    found = taken("sentry", "--rounds", str(rounds))
+    head = f"systemd-sentry under a real systemd, {rounds} rounds: from a failure, by the manager's own timestamps"
+    return head, sentry.rows(found)
+
+
 BENCHES: dict[str, tuple[Callable[[int], Group | list[Group]], int]] = {
     "activation": (activation, 20),
     "chain": (chain, 15),
@@ -138,6 +145,7 @@ BENCHES: dict[str, tuple[Callable[[int], Group | list[Group]], int]] = {
     "host": (host, 200),
     "topology": (topology, 100),
     "inferenced": (inferenced, 300),
+    "supervisor": (supervisor, 200),
 }
 
 
@@ -164,8 +172,9 @@ def main() -> int:
     for name, (measure, rounds) in BENCHES.items():
         if options.bench and name not in options.bench:
             continue
-        if name == "activation" and os.geteuid() != 0:
-            missing.append("cold activation needs root, for the namespaces that a real systemd is booted in")
+        if name in ("activation", "supervisor") and os.geteuid() != 0:
+            what = "cold activation" if name == "activation" else "the supervisor"
+            missing.append(f"{what} needs root, for the namespaces that a real systemd is booted in")
             continue
         print(f"measuring {name} …", file=sys.stderr, flush=True)
         found = measure(options.rounds or rounds)

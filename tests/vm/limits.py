@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a control group takes from a tool, or from a holder that is frozen, under a kernel that enforces it: that
-of a virtual machine without KVM.
+of a virtual machine without KVM. And the incidents that need such a kernel, or a clock of their own.
 
     make vm        (root; Debian's qemu-system-x86; a minute or two)
 
@@ -24,6 +24,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent / "system"))
 
+from catalogue import FULL, cases  # noqa: E402
 from machine import run_in_layers  # noqa: E402
 from roots import TRIXIE, Roots, built, digest, network, release_layer  # noqa: E402
 
@@ -40,6 +41,7 @@ echo "{\\"proof\\": \\"toold\\", \\"with\\": \\"$delegated\\", \\"without\\": nu
 systemd-run --quiet --wait --pipe --property=Delegate=yes /usr/lib/syntrop/bin/python3 -I /opt/proof.py
 /usr/bin/python3 -I /opt/pushed.py
 /usr/bin/python3 /opt/drawing.py
+/usr/bin/python3 -I /opt/incidents.py
 """
 
 
@@ -158,6 +160,7 @@ def main() -> int:
             print(f"{program} is missing; apt-get install qemu-system-x86 e2fsprogs cpio", file=sys.stderr)
             return 2
     began = time.monotonic()
+    incidents = cases(tier=FULL)
     unpacked = kernel()
     layers = Roots(TRIXIE).layers()
     with tempfile.TemporaryDirectory(prefix="syntrop-vm.", dir="/var/tmp") as folder:
@@ -169,8 +172,11 @@ def main() -> int:
         for name in MASKED:
             (units / name).symlink_to("/dev/null")
         (extra / "opt").mkdir()
-        for name in ("proof.py", "pushed.py", "drawing.py"):
+        for name in ("proof.py", "pushed.py", "drawing.py", "incidents.py"):
             shutil.copy(HERE / name, extra / "opt" / name)
+        for case in incidents:
+            shutil.copytree(case.folder / "files", extra, dirs_exist_ok=True)
+            shutil.copytree(case.folder, extra / "opt/incidents" / case.name)
         (extra / "opt/run.sh").write_text(RUN)
         initrd(unpacked, start)
         disk(layers, extra, image)
@@ -184,12 +190,13 @@ def main() -> int:
             except ValueError:
                 continue
             told[proof.get("proof")] = proof
-    for name in PROOFS:
+    wanted = (*PROOFS, *(case.name for case in incidents))
+    for name in wanted:
         proof = told.get(name, {"holds": False, "with": "not told", "without": None})
         verdict = "holds" if proof["holds"] else "DOES NOT HOLD"
         print(f"{name:<16} {verdict:<14} with the group: {proof['with']}, without: {proof['without']}")
     print(f"done after {time.monotonic() - began:.0f} s")
-    if all(told.get(name, {}).get("holds") for name in PROOFS):
+    if all(told.get(name, {}).get("holds") for name in wanted):
         return 0
     print("\n".join(said[-60:]))
     return 1

@@ -197,6 +197,7 @@ METHODS: Final[dict[str, dict[str, tuple[Right, ...]]]] = {
     },
     "io.syntrop.Sentry1": {
         "TriageUnit": (READ, REMEDY),
+        "ReportFailure": (REMEDY,),
         "GetIncident": (READ,),
         "ListIncidents": (READ,),
         "WatchIncidents": (READ,),

@@ -221,12 +221,17 @@ class Reader:
             return self._get_array(kind[1:], depth)
         return tuple(self._get(field, depth + 1) for field in split(kind[1:-1]))
 
-    def _get_array(self, item: str, depth: int) -> Any:
-        length = self._get("u", depth)
-        self.pad(_ALIGNMENT[item[0]])
-        end = self.at + length
+    def _array_end(self, item: str) -> int:
+        """Where an array ends, whose length is read; `item` is how the type of its items begins."""
+        length = self._get("u", 0)
+        self.pad(_ALIGNMENT[item])
+        end: int = self.at + length
         if end > len(self.data):
             raise Malformed("an array that passes the end of its message")
+        return end
+
+    def _get_array(self, item: str, depth: int) -> Any:
+        end = self._array_end(item[0])
         if item[0] == "{":
             key, value = split(item[1:-1])
             pairs = {}
@@ -242,9 +247,12 @@ class Reader:
 
 
 class Message:
-    """A message that was received. `body` has one value for each complete type of `signature`."""
+    """A message that was received. `body` has one value for each complete type of `signature`; it is unmarshalled,
+    and may raise Malformed, when it is asked for."""
 
-    __slots__ = ("body", "error_name", "interface", "kind", "member", "path", "reply_serial", "signature")
+    __slots__ = (
+        "_body", "_reader", "error_name", "interface", "kind", "member", "path", "reply_serial", "signature",
+    )  # fmt: skip
 
     def __init__(self, data: bytes) -> None:
         order = _order(data)
@@ -259,7 +267,18 @@ class Message:
         self.reply_serial = _field(fields, _REPLY_SERIAL, int, 0)
         self.signature = _field(fields, _SIGNATURE, str, "")
         reader.pad(8)
-        self.body = reader.get(self.signature)
+        self._reader = reader
+        self._body: list[Any] | None = None
+
+    @property
+    def body(self) -> list[Any]:
+        if self._body is None:
+            self._body = self.at_body().get(self.signature)
+        return self._body
+
+    def at_body(self) -> Reader:
+        """A reader at the beginning of the body."""
+        return Reader(self._reader.data, self._reader.order, self._reader.at)
 
 
 def _field(fields: dict[int, Any], code: int, kind: type[T], default: T) -> T:
@@ -342,7 +361,7 @@ class Bus:
         while True:
             if self._signals:
                 return self._signals.pop(0)
-            message = await self._receive()
+            message = await self.receive()
             if message.kind == SIGNAL:
                 return message
 
@@ -364,9 +383,9 @@ class Bus:
         data = method_call(
             self._serial, destination, path, interface, member, signature, values, fds=len(fds), flags=flags
         )
-        await self._send(data, fds)
+        await self.send(data, fds)
         while True:
-            message = await self._receive()
+            message = await self.receive()
             if message.kind == SIGNAL and self._signals is not None and len(self._signals) < SIGNALS_MAX:
                 self._signals.append(message)
             if message.reply_serial != self._serial:
@@ -382,11 +401,11 @@ class Bus:
 
     async def authenticate(self) -> None:
         """Tell the bus who we are (the kernel vouches for it) and take a name on it."""
-        await self._send(b"\0AUTH EXTERNAL " + str(os.geteuid()).encode().hex().encode() + b"\r\n")
+        await self.send(b"\0AUTH EXTERNAL " + str(os.geteuid()).encode().hex().encode() + b"\r\n")
         await self._expect(b"OK")
-        await self._send(b"NEGOTIATE_UNIX_FD\r\n")
+        await self.send(b"NEGOTIATE_UNIX_FD\r\n")
         await self._expect(b"AGREE_UNIX_FD")
-        await self._send(b"BEGIN\r\n")
+        await self.send(b"BEGIN\r\n")
         name = "org.freedesktop.DBus"
         self.name = (await self.call(name, "/org/freedesktop/DBus", name, "Hello")).body[0]
 
@@ -400,7 +419,8 @@ class Bus:
         if line.split(b" ")[0] != word:
             raise DBusError("org.freedesktop.DBus.Error.AuthFailed", f"the bus answered {line[:80]!r}")
 
-    async def _receive(self) -> Message:
+    async def receive(self) -> Message:
+        """The next message, whatever it is: for who calls `send` himself. Raises DBusError and OSError."""
         while (size := length(self._buffer)) is None or len(self._buffer) < size:
             await self._fill()
         data = bytes(self._buffer[:size])
@@ -419,7 +439,8 @@ class Bus:
             self._buffer += data
             return
 
-    async def _send(self, data: bytes, fds: Sequence[int] = ()) -> None:
+    async def send(self, data: bytes, fds: Sequence[int] = ()) -> None:
+        """Send a whole message; one that was interrupted leaves the connection of no use. Raises OSError."""
         # Descriptors travel with the first byte.
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack(f"{len(fds)}i", *fds))] if fds else []
         view = memoryview(data)

@@ -8,6 +8,9 @@ import sys
 
 from syntrop import __version__
 
+# Of io.syntrop.Sentry1.IncidentStatus; a test compares.
+_STATUSES = ("open", "staged", "acting", "recovered", "rolled_back", "reported", "dismissed")
+
 
 def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(prog="syntropctl", description="Run and use the syntrop suite on this machine.")
@@ -171,6 +174,8 @@ def parser() -> argparse.ArgumentParser:
     one.add_argument("--json", action="store_true", help="print JSON")
     one.set_defaults(run=_events)
 
+    _add_incidents(verbs)
+
     one = verbs.add_parser("run", help="run one of toold's tools, or list them")
     one.add_argument("tool", nargs="?", metavar="TOOL", help="without it, the tools are listed")
     one.add_argument("arguments", nargs="*", metavar="ARGUMENT", help="what the tool takes, in order")
@@ -207,6 +212,33 @@ def parser() -> argparse.ArgumentParser:
     one.add_argument("shell", choices=("bash", "zsh"))
     one.set_defaults(run=_completions)
     return top
+
+
+def _add_incidents(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    def add(name: str, help: str, json: str = "print the incident as JSON") -> argparse.ArgumentParser:
+        one = verbs.add_parser(name, help=help)
+        one.add_argument("--json", action="store_true", help=json)
+        one.set_defaults(run=_incidents)
+        return one
+
+    one = add("incidents", "list failures of units and what came of them, or follow them", "print JSON")
+    one.add_argument("--unit", metavar="UNIT", help="only this unit's")
+    one.add_argument("--status", choices=_STATUSES, help="only those that stand so")
+    one.add_argument("--since", type=_span, default=86400, metavar="SPAN", help="90, 15min, 2h, 1d (default: 1d)")
+    one.add_argument("--limit", type=int, default=50, metavar="N", help="the newest N (default: 50)")
+    one.add_argument("-f", "--follow", action="store_true", help="show them as they come and change")
+    one = add("explain", "tell why a unit failed and what was done about it", "print the reply as JSON")
+    one.add_argument("unit", metavar="UNIT", help="a unit (its newest incident), or an incident's identifier")
+    one = add("triage", "look into a unit, and put it right within the policy")
+    one.add_argument("unit", metavar="UNIT")
+    one.add_argument("-n", "--dry-run", action="store_true", help="find out only, and change nothing")
+    one = add("approve", "let an action that waits for a person be carried out")
+    one.add_argument("id", metavar="ID", help="identifier, as `incidents` prints it")
+    one = add("reject", "drop an action that waits for a person")
+    one.add_argument("id", metavar="ID", help="identifier, as `incidents` prints it")
+    one.add_argument("--reason", metavar="TEXT", help="why, for the record")
+    one = add("reset", "let actions on a unit pass again", "print the breaker as JSON")
+    one.add_argument("unit", metavar="UNIT")
 
 
 def _add_router(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -364,6 +396,28 @@ def _events(options: argparse.Namespace) -> int:
     if options.follow:
         return chronology.run(events.follow(options.unit, as_json=options.json))
     return chronology.run(events.events(options.unit, options.since, options.limit, as_json=options.json))
+
+
+def _incidents(options: argparse.Namespace) -> int:
+    from syntrop.ctl import incidents as verb
+    from syntrop.ctl import supervision
+
+    as_json: bool = options.json
+    if options.verb == "explain":
+        return supervision.run(verb.explain(options.unit, as_json=as_json))
+    if options.verb == "triage":
+        return supervision.run(verb.triage(options.unit, dry_run=options.dry_run, as_json=as_json))
+    if options.verb == "approve":
+        return supervision.run(verb.approve(options.id, as_json=as_json))
+    if options.verb == "reject":
+        return supervision.run(verb.reject(options.id, options.reason, as_json=as_json))
+    if options.verb == "reset":
+        return supervision.run(verb.reset(options.unit, as_json=as_json))
+    if options.follow:
+        return supervision.run(verb.follow(options.unit, as_json=as_json))
+    return supervision.run(
+        verb.incidents(options.unit, options.status, options.since, options.limit, as_json=as_json)
+    )
 
 
 def _up(options: argparse.Namespace) -> int:

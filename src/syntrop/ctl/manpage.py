@@ -36,23 +36,23 @@ def daemon_page(daemon: str, summary: str, table: Sequence[Setting], version: st
     lines = [
         f'.TH "{_quoted(daemon.upper())}" "8" "" "syntrop {version}" "{_quoted(daemon)}"',
         ".SH NAME",
-        f"{_roff(daemon)} \\- {_roff(summary)}",
+        f"{roff(daemon)} \\- {roff(summary)}",
         ".SH SYNOPSIS",
-        f".B {_roff(daemon)}",
+        f".B {roff(daemon)}",
         "[OPTION]...",
         ".SH DESCRIPTION",
         "Started by the service manager when one of its sockets is connected to, and gone again when idle.",
         "Without passed sockets it binds its addresses itself.",
-        f"Settings come from the command line, the environment, {_roff(daemon)}.toml(5), and their defaults,",
+        f"Settings come from the command line, the environment, {roff(daemon)}.toml(5), and their defaults,",
         "in this order.",
         ".SH OPTIONS",
     ]
     for row in rows:
         lines += [
             ".TP",
-            f".B {_roff(option_usage(row))}",
-            _roff(row.help),
-            f"Default: {_roff(default_text(row))}.",
+            f".B {roff(option_usage(row))}",
+            roff(row.help),
+            f"Default: {roff(default_text(row))}.",
         ]
     lines += [
         ".TP",
@@ -66,13 +66,13 @@ def daemon_page(daemon: str, summary: str, table: Sequence[Setting], version: st
     if named:
         lines.append(".SH ENVIRONMENT")
         for row in named:
-            lines += [".TP", f".B {_roff(row.environment)}", f"Overrides {_roff(row.name)} of the files."]
+            lines += [".TP", f".B {roff(row.environment)}", f"Overrides {roff(row.name)} of the files."]
     lines += [
         ".SH EXIT STATUS",
         "0 when idle or stopped, 2 for a wrong command line, 71 when the system refused something,",
         "78 for a wrong configuration.",
         ".SH SEE ALSO",
-        f".BR {_roff(daemon)}.toml (5),",
+        f".BR {roff(daemon)}.toml (5),",
         ".BR systemd.socket (5)",
     ]
     return "\n".join(lines) + "\n"
@@ -83,14 +83,14 @@ def config_page(daemon: str, table: Sequence[Setting], version: str) -> str:
     lines = [
         f'.TH "{_quoted(daemon.upper())}.TOML" "5" "" "syntrop {version}" "{_quoted(daemon)}.toml"',
         ".SH NAME",
-        f"{_roff(daemon)}.toml \\- configuration of {_roff(daemon)}(8)",
+        f"{roff(daemon)}.toml \\- configuration of {roff(daemon)}(8)",
         ".SH SYNOPSIS",
     ]
     for folder in FOLDERS:
         lines += [
-            f".I {_roff(folder)}/{_roff(daemon)}.toml",
+            f".I {roff(folder)}/{roff(daemon)}.toml",
             ".br",
-            f".I {_roff(folder)}/{_roff(daemon)}.toml.d/*.toml",
+            f".I {roff(folder)}/{roff(daemon)}.toml.d/*.toml",
             ".br",
         ]
     lines += [
@@ -101,11 +101,11 @@ def config_page(daemon: str, table: Sequence[Setting], version: str) -> str:
         "key only warns.",
     ]
     for section, rows in _sections(table).items():
-        lines += [f".SH [{_roff(section)}]"]
+        lines += [f".SH [{roff(section)}]"]
         for row in rows:
-            lines += [".TP", f".B {_roff(row.name)}", f"{_roff(_kind(row))}.", _roff(row.help)]
-            lines.append(f"Default: {_roff(default_text(row))}.")
-    lines += [".SH SEE ALSO", f".BR {_roff(daemon)} (8)"]
+            lines += [".TP", f".B {roff(row.name)}", f"{roff(_kind(row))}.", roff(row.help)]
+            lines.append(f"Default: {roff(default_text(row))}.")
+    lines += [".SH SEE ALSO", f".BR {roff(daemon)} (8)"]
     return "\n".join(lines) + "\n"
 
 
@@ -216,7 +216,7 @@ def _quoted(text: str) -> str:
     return text.replace("\\", "\\(rs").replace('"', "\\(dq")
 
 
-def _roff(text: str) -> str:
+def roff(text: str) -> str:
     """Text as roff shows it: a leading dot or quote would be a request, a hyphen would not be ASCII's."""
     text = text.replace("\\", "\\(rs").replace("-", "\\-").replace("\n", " ").replace("…", "...")
     return "\\&" + text if text[:1] in (".", "'") else text

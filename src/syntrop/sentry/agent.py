@@ -11,7 +11,7 @@ The driver asks `next()` what is wanted, does it, and answers with `chose()`, `r
 
 from __future__ import annotations
 
-from syntrop.sentry.evidence import shorten
+from syntrop.sentry.cleaning import shorten
 from syntrop.sentry.record import Record
 from syntrop.sentry.remedy import Step
 from syntrop.sentry.verdict import ACT, REPORT, STAGE
@@ -165,6 +165,10 @@ class Loop:
         """The model is late, absent or unsure: the loop ends with what the evidence allows without it."""
         if not isinstance(self.next(now), End):
             self._finish(self._sober(), why, now)
+
+    def note(self, text: str, now: float) -> None:
+        """What the driver made of it, for the transcript."""
+        self._turn(now, "note", shorten(text, OUTPUT_MAX))
 
     def dump(self) -> list[dict[str, Any]]:
         """The transcript for the audit."""

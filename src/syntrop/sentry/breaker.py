@@ -76,11 +76,17 @@ class Breaker:
         if self.state(now) == HALF_OPEN or len(self._failures) >= FAILURES:
             self._trip(now)
 
-    def success(self) -> None:
-        """The unit was healthy for its probation. A lock is for an operator to take away."""
-        if not self._locked:
+    def success(self, now: float) -> None:
+        """The unit was healthy for its probation. That closes a breaker that was half open; while it is closed,
+        failures still count for their minute: a unit that fails again and again does not become sound by running
+        in between. A lock is for an operator to take away."""
+        if self.state(now) == HALF_OPEN:
             self._opened, self._trial, self.level = None, False, 0
             self._failures.clear()
+
+    def lock(self) -> None:
+        """Nothing that could be done helps: it is an operator's."""
+        self._locked = True
 
     def abandoned(self) -> None:
         """The action that was let through did not take place."""

@@ -46,6 +46,14 @@ class Budget:
         if self._times:
             self._times.pop()
 
+    def dump(self, now: float) -> list[float]:
+        """Ages of the actions, for the disk: the monotonic clock begins anew with each boot."""
+        return [now - time for time in self._times]
+
+    def restore(self, ages: Sequence[float], now: float) -> None:
+        """What `dump` gave. Raises TypeError and ValueError where it is no such thing."""
+        self._times.extend(sorted(now - max(0.0, float(age)) for age in ages))
+
     def left(self, now: float) -> int:
         """Actions that could be taken at once."""
         return min(

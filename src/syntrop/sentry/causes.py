@@ -9,14 +9,11 @@ cause acts when two sources agree.
 
 from __future__ import annotations
 
-import os
-import re
-
-from syntrop.common.patterns import late
 from syntrop.sentry import signatures as s
+from syntrop.sentry.blame import Blame
 from syntrop.sentry.evidence import DUMPED, EXITED, KILLED
 from syntrop.sentry.record import Record
-from syntrop.sentry.unitfiles import SETTINGS, drop_in, template
+from syntrop.sentry.unitfiles import drop_in
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -26,17 +23,13 @@ if TYPE_CHECKING:
     from syntrop.sentry.signatures import Finding
 
 CAUSES_MAX = 6
-# How a reason of contextd's begins where a file is the unit's own.
-OWN_ROLES = ("drop-in", "unit file", "environment file", "configuration", "program")
 SURE = 0.99  # nothing is surer than this
 _EXEC = 203  # systemd.exec(5)
 _BEFORE_EXEC = range(200, 246)  # what the manager's child exits with where it cannot become the program
 _STOPPED = "9d1aaa27d60140bd96365438aad20286"  # sd-messages.h: SD_MESSAGE_UNIT_STOPPED
-_AGED_US = 6 * 3600 * 1_000_000  # a change that is older explains less: it has been lived with
-_AGED = 0.3
+_OPEN = 0.89  # the most that is not acted on
 _FAULTS = {4: "SIGILL", 5: "SIGTRAP", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 11: "SIGSEGV"}
 _SIGSYS = 31
-_ATTRIBUTES = late(r"^(?:mode [0-7]{4} became [0-7]{4}|owner \d+:\d+ became \d+:\d+)", re.MULTILINE)
 
 
 class Cause(Record):
@@ -79,7 +72,7 @@ class _Candidates:
         self._evidence = evidence
         self._findings = findings
         self._causes: dict[str, Cause] = {}
-        self._own = [change for change in evidence.changes if self._is_own(change)]
+        self._blame = Blame(evidence)
 
     def ranked(self) -> list[Cause]:
         state = self._state()
@@ -105,10 +98,9 @@ class _Candidates:
         failed = [
             entry for entry in evidence.entries if entry.field("UNIT_RESULT") and entry.unit == evidence.unit
         ]
-        if facts.active == "active" and failed:
-            return Cause(
-                s.RECOVERED, 0.97, f"{evidence.unit} failed and runs again by itself", [failed[-1].id, facts.id]
-            )
+        if facts.active == "active" and (failed or facts.restarts):
+            cited = [*(one.id for one in failed[-1:]), facts.id]
+            return Cause(s.RECOVERED, 0.97, f"{evidence.unit} failed and runs again by itself", cited)
         down = any(one.failed for one in evidence.neighbours)
         stopped = [one for one in evidence.entries if one.message_id == _STOPPED and one.unit == evidence.unit]
         by_hand = [one for one in stopped if one.believed and one.field("JOB_TYPE") == "stop"]
@@ -136,7 +128,7 @@ class _Candidates:
             believed = self._evidence.get(one.entry_id).believed
             kinds[believed] = max(kinds.get(believed, 0.0), one.weight)
         weight = join(*kinds.values())
-        change, support = self._explaining(fault_class, subject)
+        change, support = self._blame.explaining(fault_class, subject)
         if change is not None:
             weight = join(weight, support)
             cited.append(change.id)
@@ -155,9 +147,9 @@ class _Candidates:
         refused = any(one.signature.name == "unit-refused" for one in found)
         paths = [one.subject for one in found if one.subject]
         subject = paths[-1] if paths else self._evidence.facts.fragment
-        change = next((one for one in self._own if one.path in paths), None)
+        change = next((one for one in self._blame.own if one.path in paths), None)
         if change is None and broken:
-            change = next((one for one in self._own if self._is_unit_file(one.path)), None)
+            change = next((one for one in self._blame.own if self._blame.is_unit_file(one.path)), None)
             subject = change.path if change is not None else subject
         weight = 0.93 if broken else 0.9 if refused else 0.45
         cited = [one.entry_id for one in found[:4]] + [self._evidence.facts.id]
@@ -276,22 +268,26 @@ class _Candidates:
     def _from_changes(self) -> None:
         """Something of the unit's own changed shortly before: that is a candidate, and no more than that."""
         explained = {cause.change for cause in self._causes.values() if cause.change}
-        for change in self._own:
-            if change.id in explained or not self._evidence.before_failure(change.time_us):
-                continue
-            if explained and max(cause.confidence for cause in self._causes.values()) >= 0.9:
-                continue
-            name = drop_in(self._evidence.unit, change.path)
-            words = f"{'drop-in ' if name else ''}{change.path} changed before it failed ({change.reason})"
-            if s.CONFIGURATION in self._causes:
-                if not self._causes[s.CONFIGURATION].change:
-                    before = self._causes[s.CONFIGURATION]
-                    self._add(
-                        s.CONFIGURATION, join(before.confidence, 0.6), words, [*before.evidence, change.id],
-                        subject=change.path, change=change.id,
-                    )  # fmt: skip
-                continue
-            self._add(s.CONFIGURATION, 0.7, words, [change.id], subject=change.path, change=change.id)
+        settled = explained and max(cause.confidence for cause in self._causes.values()) >= 0.9
+        others = [one for one in self._blame.own if one.id not in explained]
+        others = [] if settled else [one for one in others if self._evidence.before_failure(one.time_us)]
+        if not others:
+            return
+        # Of equal ones contextd's first.
+        change = max(others, key=self._blame.weight)
+        kind = "drop-in " if drop_in(self._evidence.unit, change.path) else ""
+        words = f"{kind}{change.path} changed before it failed ({change.reason})"
+        before = self._causes.get(s.CONFIGURATION)
+        if before is None:
+            weight = 0.7 * self._blame.weight(change)
+            self._add(s.CONFIGURATION, weight, words, [change.id], subject=change.path, change=change.id)
+        elif not before.change and not before.subject:
+            # Two that only happen to come together are no proof of each other.
+            weight = min(_OPEN, join(before.confidence, 0.6 * self._blame.weight(change)))
+            self._add(
+                s.CONFIGURATION, weight, words, [*before.evidence, change.id], subject=change.path,
+                change=change.id,
+            )  # fmt: skip
 
     def _from_packages(self) -> None:
         leaving = self._evidence.exit
@@ -337,61 +333,9 @@ class _Candidates:
 
     # Helpers.
 
-    def _explaining(self, fault_class: str, subject: str) -> tuple[Change | None, float]:
-        """The change that explains a class, and how much it says: of the very setting or file, most."""
-        change, support = self._nearest(fault_class, subject)
-        failed = self._evidence.failed_us
-        if change is not None and failed is not None and failed - change.time_us > _AGED_US:
-            support *= _AGED
-        return change, support
-
-    def _nearest(self, fault_class: str, subject: str) -> tuple[Change | None, float]:
-        for change in self._evidence.changes:
-            if not self._evidence.before_failure(change.time_us):
-                continue
-            attributes = fault_class == s.PERMISSION and _ATTRIBUTES.search(change.diff)
-            if (
-                subject.startswith("/")
-                and change.path == subject
-                and (attributes or fault_class == s.CONFIGURATION)
-            ):
-                return change, 0.85
-            if attributes and subject and subject.startswith(change.path.rstrip("/") + "/"):
-                return change, 0.8
-            if fault_class == s.MISSING_FILE and change.path == subject:
-                return change, 0.8
-            if self._is_unit_file(change.path) and self._touches(change, fault_class, subject):
-                return change, 0.85
-        if fault_class == s.MISSING_FILE:
-            for change in self._own:
-                if " was removed" in change.summary and self._evidence.before_failure(change.time_us):
-                    return change, 0.75
-        if fault_class == s.CONFIGURATION:
-            for change in self._own:
-                if not self._is_unit_file(change.path) and self._evidence.before_failure(change.time_us):
-                    named = os.path.basename(change.path) == os.path.basename(subject or "?")
-                    return change, 0.8 if named else 0.7
-        return None, 0.0
-
-    def _touches(self, change: Change, fault_class: str, subject: str) -> bool:
-        settings = SETTINGS.get(fault_class, ())
-        for line in change.added():
-            name, is_setting, value = line.strip().partition("=")
-            if is_setting and name.strip() in settings:
-                if (
-                    fault_class in (s.MISSING_PROGRAM, s.MISSING_FILE)
-                    and subject.startswith("/")
-                    and value.strip()
-                ):
-                    if subject in value:
-                        return True
-                    continue
-                return True
-        return False
-
     def _explain(self, fault_class: str) -> None:
         cause = self._causes[fault_class]
-        change, support = self._explaining(fault_class, cause.subject)
+        change, support = self._blame.explaining(fault_class, cause.subject)
         if change is not None and not cause.change:
             self._add(
                 fault_class,
@@ -401,18 +345,6 @@ class _Candidates:
                 subject=cause.subject,
                 change=change.id,
             )
-
-    def _is_own(self, change: Change) -> bool:
-        """Whether contextd thinks that a file is the unit's own: what is near by name only is not."""
-        return bool(drop_in(self._evidence.unit, change.path)) or change.reason.startswith(
-            tuple(f"{role} of {self._evidence.unit}," for role in OWN_ROLES)
-        )
-
-    def _is_unit_file(self, path: str) -> bool:
-        return bool(drop_in(self._evidence.unit, path)) or os.path.basename(path) in (
-            self._evidence.unit,
-            template(self._evidence.unit),
-        )
 
     def _is_own_package(self, one: Package) -> bool:
         near = one.reason.startswith(("package of ", "package named like "))

@@ -11,10 +11,7 @@ is data that anybody may have put there, and no signature of the manager's is lo
 
 from __future__ import annotations
 
-import re
-
-from syntrop.common import redaction
-from syntrop.common.patterns import late
+from syntrop.sentry.cleaning import MESSAGE_MAX, clean
 from syntrop.sentry.record import Record
 
 TYPE_CHECKING = False
@@ -26,7 +23,6 @@ if TYPE_CHECKING:
 
 ENTRIES_MAX = 64  # of the failed invocation
 MANAGER_MAX = 24  # of them at most are PID 1's and the kernel's; they are kept however much the service writes
-MESSAGE_MAX = 512  # characters of an entry
 CHANGES_MAX = 16
 PACKAGES_MAX = 16
 DIFF_MAX = 4096  # characters of a diff
@@ -37,59 +33,10 @@ MANAGER, SPAWN, SERVICE, KERNEL = "manager", "spawn", "service", "kernel"
 SPAWN_FAILED = "641257651c1b4ec9a8624d7a40a9e1e7"  # sd-messages.h: SD_MESSAGE_SPAWN_FAILED
 EXITED, KILLED, DUMPED = "exited", "killed", "dumped"  # wait(2): CLD_EXITED, CLD_KILLED, CLD_DUMPED
 _CODES = {1: EXITED, 2: KILLED, 3: DUMPED}
+_STARTED = "39f53479d3a045ac8e11786248231fbf"  # sd-messages.h: SD_MESSAGE_UNIT_STARTED
+AGED_US = 6 * 3600 * 1_000_000  # a change that is older explains less, and nothing is undone for it unasked
+LIVED_US = 10_000_000  # a unit that ran so long with a change has lived with it
 _CLOCK_SLACK_US = 2_000_000
-
-# In log lines secrets come in shapes that files do not have: options of a command line, cookies, queries of URLs.
-_LOG_SECRETS = (
-    (
-        ("-pass", "-pw", "-secret", "-token", "-api", "-access"),
-        late(
-            r"(?P<head>--?(?:password|passwd|pass|pw|secret|token|api-?key|access-?key)(?:=|\s{1,4}))"
-            r"(?P<value>[^\s'\"]{1,256})",
-            re.IGNORECASE,
-        ),
-    ),
-    (
-        ("cookie",),
-        late(r"(?P<head>\b(?:set-)?cookie\s{0,4}:\s{0,4})(?P<value>[^\r\n]{1,512})", re.IGNORECASE),
-    ),
-    (
-        ("?", "&"),
-        late(
-            r"(?P<head>[?&](?:key|sig|signature|auth|code|session|sid|jwt|x-amz-[a-z-]{1,32})=)"
-            r"(?P<value>[^\s&\"'<>]{4,512})",
-            re.IGNORECASE,
-        ),
-    ),
-)
-_CONTROL = late(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb]")
-_ESCAPES = late(r"\x1b(?:\[[0-?]{0,32}[ -/]{0,4}[@-~]|\][^\x07\x1b]{0,256}(?:\x07|\x1b\\)|[@-_])")
-
-
-def clean(text: str, key: bytes, limit: int = MESSAGE_MAX) -> str:
-    """A text without secrets, escape sequences and invisible characters, cut in its middle to `limit` characters.
-
-    `key` is the machine's: the same secret has the same digest, and the digest cannot be tried out without it.
-    """
-    text = text[: 64 << 10]
-    if not text.isprintable():
-        text = _CONTROL.sub("\N{REPLACEMENT CHARACTER}", _ESCAPES.sub("", text))
-    text = redaction.redact(text, key)
-    small = text.lower()
-    for needles, pattern in _LOG_SECRETS:
-        if not any(needle in small for needle in needles):
-            continue
-        text = pattern.sub(lambda match: match["head"] + redaction.masked(match["value"], key), text)
-    return shorten(text, limit)
-
-
-def shorten(text: str, limit: int) -> str:
-    """A text without its middle when it is longer than `limit` characters."""
-    if len(text) <= limit:
-        return text
-    mark = " … "
-    head = (limit - len(mark)) * 2 // 3
-    return text[:head] + mark + text[len(text) - (limit - len(mark) - head) :]
 
 
 class Entry(Record):
@@ -199,6 +146,17 @@ class Change(Record):
         """Lines that the change took away."""
         return [line[1:] for line in self.diff.split("\n") if line.startswith("-") and not line.startswith("---")]
 
+    @property
+    def unknown(self) -> bool:
+        """Whether nobody knows what the file was before: contextd did not watch it yet."""
+        return self.summary.endswith(" changed before it was watched")
+
+    @property
+    def held_settings(self) -> bool:
+        """Whether the file had settings before: to remove it is more than to undo the change."""
+        before = [line[1:] for line in self.diff.split("\n") if line[:1] in ("-", " ") and line[:4] != "--- "]
+        return self.unknown or any("=" in line and line.strip()[:1] not in "#;" for line in before)
+
 
 class Package(Record):
     """A package that changed, as contextd tells."""
@@ -234,9 +192,9 @@ class Neighbour(Record):
 
 
 class Facts(Record):
-    """What the manager tells of the unit now."""
+    """What the manager tells of the unit now; `started_us` is when its latest invocation became active, or 0."""
 
-    __slots__ = ("active", "cache", "fragment", "id", "limits", "load", "restarts", "type")
+    __slots__ = ("active", "cache", "fragment", "id", "limits", "load", "restarts", "started_us", "type")
 
     def __init__(
         self,
@@ -248,8 +206,10 @@ class Facts(Record):
         fragment: str = "",
         limits: tuple[tuple[str, str], ...] = (),
         cache: bool = False,
+        started_us: int = 0,
         id: str = "u1",
     ) -> None:
+        self.started_us = started_us
         self.id, self.load, self.active, self.type, self.restarts = id, load, active, type, restarts
         self.fragment, self.limits, self.cache = fragment, limits, cache
 
@@ -344,6 +304,22 @@ class Evidence:
         """Whether something came before the failure, as far as the clock can be trusted."""
         return self.failed_us is None or time_us <= self.failed_us + self.clock_jump_us()
 
+    def aged(self, change: Change) -> bool:
+        """Whether a change is so old that the unit may well have failed for another reason."""
+        return self.failed_us is not None and self.failed_us - change.time_us > AGED_US
+
+    def lived_with(self, change: Change) -> bool:
+        """Whether the unit started after a change, and ran with it for a while before it failed."""
+        told = [
+            one.time_us
+            for one in self.entries
+            if one.believed and one.message_id == _STARTED and one.unit == self.unit
+        ]
+        started = self.facts.started_us or max(told, default=0)
+        if not started or self.failed_us is None:
+            return False
+        return change.time_us < started and self.failed_us - started > LIVED_US
+
 
 def bounded(entries: Sequence[Entry]) -> tuple[Entry, ...]:
     """The newest entries, oldest first. A service that floods the journal pushes no word of the manager's out."""
@@ -437,6 +413,8 @@ def leaving(properties: Mapping[str, Any]) -> Exit:
 def facts(properties: Mapping[str, Any]) -> Facts:
     """What the manager tells of the unit, from its properties."""
     limits = tuple((name, str(properties[name])) for name in ("LimitNOFILE", "MemoryMax") if name in properties)
+    active = _number(properties.get("ActiveEnterTimestamp"))
+    began = _number(properties.get("ExecMainStartTimestamp"))
     return Facts(
         load=str(properties.get("LoadState", "loaded")),
         active=str(properties.get("ActiveState", "")),
@@ -445,6 +423,7 @@ def facts(properties: Mapping[str, Any]) -> Facts:
         fragment=str(properties.get("FragmentPath", "")),
         limits=limits,
         cache=bool(properties.get("CacheDirectory")),
+        started_us=active if active >= began else 0,
     )
 
 

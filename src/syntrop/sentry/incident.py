@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from syntrop.sentry.evidence import Evidence
     from syntrop.sentry.verdict import Verdict
 
-MESSAGE_ID = "b5a7d1c0e94f4d2f8f6d3c9a1e70b284"  # of the journal entry that tells of an incident
 FORM = 1  # of the record on disk
 HAPPENINGS_MAX = 256
 EXCERPT_MAX = 20  # last words of the unit in the record
@@ -39,7 +38,7 @@ _NEXT = {
 }
 
 # What the next start does with an incident that a crash of ours left behind.
-LOOK_AGAIN, ROLL_BACK, WATCH, NOTHING = "look_again", "roll_back", "watch", "nothing"
+LOOK_AGAIN, GO_ON, ROLL_BACK, WATCH, NOTHING = "look_again", "go_on", "roll_back", "watch", "nothing"
 
 
 class IncidentError(Exception):
@@ -59,8 +58,9 @@ class Incident:
     """One failure of one unit and what came of it."""
 
     __slots__ = (
-        "action", "causes", "decided_by", "done", "excerpt", "happenings", "id", "invocation", "note", "probation",
-        "rollback_ids", "spans", "status", "time_us", "unit",
+        "acting_us", "action", "causes", "decided_by", "done", "excerpt", "happenings", "id", "invocation",
+        "marks", "note", "probation", "rollback_ids", "spans", "status", "time_us", "transcript", "undoing",
+        "unit",
     )  # fmt: skip
 
     def __init__(self, id: str, unit: str, time_us: int, *, invocation: str = "") -> None:
@@ -70,9 +70,13 @@ class Incident:
         self.decided_by = "signature"
         self.note = ""
         self.action: Action | None = None
+        self.acting_us = 0  # when it began to be carried out
+        self.marks: dict[str, str] = {}  # of the files that the action is about, as they were when it was chosen
         self.done = 0  # steps of the action that were carried out
         self.probation = False  # the action is carried out, and whether it helped is being watched
-        self.rollback_ids: list[str] = []
+        self.rollback_ids: list[str] = []  # of what was changed, in order; what is taken back goes from it
+        self.undoing = False  # what was done is being taken back
+        self.transcript: list[dict[str, Any]] = []  # of the agent's loop
         self.spans: list[Span] = []
         self.excerpt: list[str] = []
         self.happenings: list[Happening] = [Happening(time_us, f"{unit} failed")]
@@ -112,6 +116,8 @@ class Incident:
         if status not in _NEXT[self.status]:
             raise IncidentError(f"incident {self.id} is {self.status} and cannot become {status}")
         self.status = status
+        if status == ACTING:
+            self.acting_us = time_us
         self.happened(time_us, status.replace("_", " ") + (f": {why}" if why else ""))
 
     def carried_out(self, time_us: int, step: Step, rollback_id: str | None) -> None:
@@ -125,17 +131,22 @@ class Incident:
     def resumption(self) -> str:
         """What a start after a crash of ours does with it.
 
-        Nothing had been done: it is looked into again. Something had, and all of it: it goes on being watched.
-        Between the two nobody knows how far the step had come; toold has settled its own journal by then, and what
-        it kept a record of is taken back.
+        Nothing had been done: it is looked into again. All of it had: it goes on being watched. Something had: the
+        step that was under way is done again, since toold has either kept a record of it, and is asked for that,
+        or has settled its own journal so that nothing of it is left. What was being taken back is taken back.
         """
         if self.status == OPEN:
             return LOOK_AGAIN
-        if self.status == ACTING:
-            if self.action is not None and self.done >= len(self.action.steps):
-                return WATCH
-            return ROLL_BACK if self.rollback_ids else LOOK_AGAIN
-        return NOTHING
+        if self.status != ACTING or self.action is None:
+            return NOTHING
+        if self.undoing:
+            return ROLL_BACK
+        return WATCH if self.done >= len(self.action.steps) else GO_ON
+
+    def taken_back(self, time_us: int, rollback_id: str) -> None:
+        """A change was taken back."""
+        self.rollback_ids.remove(rollback_id)
+        self.happened(time_us, f"took back {rollback_id}")
 
     def wire(self) -> dict[str, Any]:
         """As `Incident` of io.syntrop.Sentry1."""
@@ -187,9 +198,13 @@ class Incident:
             "steps": None
             if action is None
             else {"name": action.name, "steps": [[one.tool, list(one.args), one.unit] for one in action.steps]},
+            "marks": self.marks,
+            "acting_us": self.acting_us,
             "done": self.done,
             "probation": self.probation,
             "rollback_ids": self.rollback_ids,
+            "undoing": self.undoing,
+            "transcript": self.transcript,
             "happenings": [[one.time_us, one.text] for one in self.happenings],
         }
 
@@ -208,8 +223,11 @@ class Incident:
             incident.action = Action(
                 kept["steps"]["name"], [Step(tool, args, unit) for tool, args, unit in steps], reason
             )
+        incident.marks = {str(path): str(mark) for path, mark in kept.get("marks", {}).items()}
+        incident.acting_us = int(kept["acting_us"])
         incident.done, incident.probation = int(kept["done"]), bool(kept["probation"])
-        incident.rollback_ids = list(kept["rollback_ids"])
+        incident.rollback_ids = [str(one) for one in kept["rollback_ids"]]
+        incident.undoing, incident.transcript = bool(kept["undoing"]), list(kept["transcript"])
         incident.spans = [
             Span(one["name"], one["start_us"], one["duration_us"], one["outcome"], one["note"] or "")
             for one in kept["phases"]

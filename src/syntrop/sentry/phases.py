@@ -141,11 +141,20 @@ class Phases:
         """The phases whose time is over. Each is to be stopped and ended with LATE, and its fallback taken."""
         return [name for name in self.running() if now >= self.limit(name)]
 
-    def end(self, name: str, now: int, outcome: str = DONE, note: str = "") -> Span:
-        """End a phase; what did not do what it should is noted with its fallback. Raises PhaseError."""
+    def end(self, name: str, now: int, outcome: str = DONE, note: str = "", *, fallback: bool = True) -> Span:
+        """End a phase; what did not do what it should is noted with its fallback, where that was taken: what came
+        late may still have been of use. Raises PhaseError."""
         if name not in self._began or name in self._spans or outcome not in (DONE, LATE, FAILED):
             raise PhaseError(f"{name} cannot end as {outcome}")
-        return self._close(name, self._began[name], now, outcome, note)
+        return self._close(name, self._began[name], now, outcome, note, fallback)
+
+    def replan(self, plan: Plan) -> None:
+        """Go on with other budgets: something has to be woken, or loaded, that was thought awake."""
+        self._plan = plan
+
+    @property
+    def plan(self) -> Plan:
+        return self._plan
 
     def skip(self, name: str, now: int, note: str = "") -> Span:
         """A phase that is not needed. Raises PhaseError."""
@@ -157,8 +166,8 @@ class Phases:
         """Microseconds that are left for knowing and deciding."""
         return max(0, self._failed + self._plan.deadline - now)
 
-    def _close(self, name: str, began: int, now: int, outcome: str, note: str) -> Span:
-        if outcome in (LATE, FAILED):
+    def _close(self, name: str, began: int, now: int, outcome: str, note: str, fallback: bool = True) -> Span:
+        if outcome in (LATE, FAILED) and fallback:
             note = f"{note}; {FALLBACK[name]}" if note else FALLBACK[name]
         span = Span(name, max(0, began - self._failed), max(0, now - began), outcome, note)
         self._spans[name] = span

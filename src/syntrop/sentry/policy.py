@@ -57,9 +57,10 @@ def window(text: str) -> Window:
     if not words or "-" not in words[0]:
         raise ValueError(f"no begin and end in {text!r}")
     begin, _, end = words[0].partition("-")
-    return Window(
-        days, _minute(begin, text), _minute(end, text) % _MINUTES or _MINUTES, tuple(words[1:]) or ("*",)
-    )
+    first, last = _minute(begin, text), _minute(end, text) % _MINUTES or _MINUTES
+    if first == last:
+        raise ValueError(f"it ends when it begins in {text!r}")  # no minute of the day, or all of them?
+    return Window(days, first, last, tuple(words[1:]) or ("*",))
 
 
 def _days(part: str) -> range | tuple[int, ...]:

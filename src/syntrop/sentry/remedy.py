@@ -36,6 +36,7 @@ _UNDONE = {
 }
 # Maintenance changes files beyond a unit's own: however sure, a person is asked first.
 _MAINTENANCE = frozenset((RESTORE_FILE, CLEAR_CACHE))
+WRITING = frozenset(("revert_dropin", "restore_file"))  # tools that write to a file that the evidence names
 # Where the cause is a setting, the drop-in that brought it is what is reverted.
 _BY_DROP_IN = frozenset(
     (s.MEMORY_LIMIT, s.DESCRIPTOR_LIMIT, s.MISSING_PROGRAM, s.MISSING_FILE, s.EXECUTION_CONTEXT, s.UNIT_SYNTAX,
@@ -83,7 +84,7 @@ def choose(cause: Cause, evidence: Evidence) -> Action:
     if change is not None and cause.fault_class in _BY_DROP_IN:
         name = drop_in(unit, change.path)
         if name and not _gone(change):
-            steps = [Step("revert_dropin", [name], unit), *_start(evidence)]
+            steps = [Step("revert_dropin", [name, change.path], unit), *_start(evidence)]
             return Action(REVERT_DROP_IN, steps, f"{change.path} brought it about")
     if change is not None and cause.fault_class in _BY_COPY:
         copy = evidence.copies.get(change.path, "")
@@ -101,6 +102,15 @@ def choose(cause: Cause, evidence: Evidence) -> Action:
     return Action(NONE, [], _WHY_NOTHING.get(cause.fault_class, "there is no remedy that could be undone"))
 
 
+def about(action: Action, cause: Cause, evidence: Evidence) -> list[str]:
+    """The files that an action works on: what they are when it is chosen is what it was chosen for."""
+    change: Change | None = evidence.get(cause.change) if cause.change else None
+    if change is None or action.name not in (REVERT_DROP_IN, RESTORE_FILE):
+        return []
+    copies = [f"{change.path.rpartition('/')[0]}/{action.steps[0].args[1]}"] if action.name == RESTORE_FILE else []
+    return [change.path, *copies]
+
+
 def disposition(verdict: Verdict, action: Action, evidence: Evidence) -> str:
     """What is done with an action: what the confidence allows, and no more than the action bears."""
     if action.name in (NONE, WAIT_FOR_ROOT):
@@ -108,7 +118,14 @@ def disposition(verdict: Verdict, action: Action, evidence: Evidence) -> str:
     if not verdict.cause.evidence or any(id not in evidence for id in verdict.cause.evidence):
         return v.REPORT
     allowed = verdict.disposition
-    return v.STAGE if allowed == v.ACT and action.maintenance else allowed
+    change: Change | None = evidence.get(verdict.cause.change) if verdict.cause.change else None
+    asked = action.maintenance
+    if action.name == REVERT_DROP_IN and change is not None:
+        # Other settings would go with the drop-in, other instances live with it, or it has been lived with: not
+        # without a person.
+        shared = not change.path.rpartition("/")[0].endswith(f"/{evidence.unit}.d")
+        asked = change.held_settings or shared or evidence.aged(change)
+    return v.STAGE if allowed == v.ACT and asked else allowed
 
 
 def _start(evidence: Evidence) -> list[Step]:

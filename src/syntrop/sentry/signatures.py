@@ -307,7 +307,7 @@ SIGNATURES = (
 def scan(evidence: Evidence) -> list[Finding]:
     """The signatures that are found, in the order of the entries. Each is told once for each subject.
 
-    Entries about other units are passed over.
+    Entries about other units are passed over, and what of a service's is worded as only the manager words it.
     """
     found: list[Finding] = []
     seen: set[tuple[str, str]] = set()
@@ -315,6 +315,8 @@ def scan(evidence: Evidence) -> list[Finding]:
         if not _about(evidence.unit, entry):
             continue
         small = entry.message.lower()
+        if entry.origin == SERVICE and _mimics(entry.message, small):
+            continue
         for signature in SIGNATURES:
             if entry.origin not in signature.origins:
                 continue
@@ -323,6 +325,18 @@ def scan(evidence: Evidence) -> list[Finding]:
                 seen.add((signature.name, told[0]))
                 found.append(Finding(signature, entry.id, *told))
     return found
+
+
+# What only the manager says of a unit. A service that says so of itself is quoting or lying.
+_MIMICRY = late(
+    r"Failed at step [A-Z_]{2,40} spawning |: Failed with result '|has been killed by the OOM killer"
+    r"|: Start request repeated too quickly|\bDependency failed for "
+)
+
+
+def _mimics(message: str, small: str) -> bool:
+    needles = ("failed at step", "failed with result", "oom killer", "too quickly", "dependency failed")
+    return any(one in small for one in needles) and _MIMICRY.search(message) is not None
 
 
 def _beside(message: str, start: int, end: int) -> str:

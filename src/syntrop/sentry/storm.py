@@ -70,6 +70,11 @@ class Backlog:
             last.details = None
             self._detailed.remove(last.unit)
 
+    def weigh(self, unit: str, importance: int) -> None:
+        """How important a unit is became known while it waits."""
+        if unit in self._waiting:
+            self._waiting[unit].importance = max(importance, self._waiting[unit].importance)
+
     def take(self) -> Failure | None:
         """The next one, which waits no longer; None when nothing waits."""
         if not self._waiting:

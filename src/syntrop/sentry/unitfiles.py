@@ -6,6 +6,11 @@ from __future__ import annotations
 from syntrop.common.patterns import late
 from syntrop.sentry import signatures as s
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+TOLD_BY = "50-syntrop-triage.conf"  # sets OnFailure= for all services
 _DROP_IN = late(r"/(?:etc|run)/systemd/system/(?P<owner>[^/]+)\.d/(?P<name>[^/]+\.conf)\Z")
 # Settings whose change explains a class.
 SETTINGS = {
@@ -25,6 +30,13 @@ SETTINGS = {
     s.PROTOCOL: ("Type", "PIDFile", "NotifyAccess"),
 }  # fmt: skip
 
+# Settings that no program fails of.
+HARMLESS = frozenset(
+    ("Nice", "Description", "Documentation", "CPUWeight", "StartupCPUWeight", "IOWeight", "OOMScoreAdjust",
+     "SyslogIdentifier", "SyslogLevel", "SyslogFacility", "LogLevelMax", "LogRateLimitBurst",
+     "LogRateLimitIntervalSec")
+)  # fmt: skip
+
 
 def template(unit: str) -> str:
     """The template of an instance (`web@a.service` → `web@.service`); the unit itself otherwise."""
@@ -37,3 +49,13 @@ def drop_in(unit: str, path: str) -> str:
     """The file name of an administrator's drop-in of this unit or its template; empty where the path is none."""
     match = _DROP_IN.match(path)
     return match["name"] if match is not None and match["owner"] in (unit, template(unit)) else ""
+
+
+def harmless(lines: Sequence[str], *, unit_file: bool) -> bool:
+    """Whether nothing can fail of these lines of a file having come or gone: comments, and for unit files settings
+    that only tell how important or how loud a unit is."""
+    told = [line.strip() for line in lines if line.strip()]
+    return bool(told) and all(
+        line[0] in "#;" or (unit_file and (line[0] == "[" or line.partition("=")[0].strip() in HARMLESS))
+        for line in told
+    )

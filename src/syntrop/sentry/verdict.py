@@ -7,7 +7,8 @@ settled it (below ACT) and its choice is near the first: then *their* evidence l
 
 - a settled deterministic verdict is never changed,
 - no cause ends up with less confidence than the signatures gave it,
-- and the model alone, whatever it was told by a log, lifts nothing by more than `TRUST`.
+- and the model, whatever it was told by a log, lifts nothing by more than `TRUST`, and nothing to where something
+  is done without a person.
 """
 
 from __future__ import annotations
@@ -27,8 +28,9 @@ ACT_AT, STAGE_AT = 0.90, 0.60
 ACT, STAGE, REPORT = "act", "stage", "report"
 
 TRUST = 0.35  # what the word of a model that is wholly sure is worth as evidence
+CEILING = 0.89  # no higher: it read the words that a signature may have read, and two of one source are one
 REACH = 0.25  # how far behind the first a cause may be for the model to prefer it
-SURE_AT, MARGIN_AT = 0.60, 0.20  # below either, the model is unsure
+SURE_AT, MARGIN_AT = 0.55, 0.10  # below either, the model is unsure (docs/triage.md)
 
 SIGNATURE, MODEL, BOTH = "signature", "model", "both"
 
@@ -93,7 +95,7 @@ def combine(
     chosen = next((cause for cause in causes if cause.fault_class == model.label), None)
     if chosen is None or chosen.fault_class == UNKNOWN:
         return Verdict(first, first.confidence, SIGNATURE, causes, "the model named none of the causes")
-    raised = max(chosen.confidence, join(chosen.confidence, TRUST * model.confidence))
+    raised = max(chosen.confidence, min(CEILING, join(chosen.confidence, TRUST * model.confidence)))
     if chosen is first:
         return Verdict(first, raised, BOTH, causes, "the model chose the same")
     if first.confidence >= ACT_AT:

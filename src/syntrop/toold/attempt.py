@@ -253,10 +253,12 @@ class Attempt:
         result = self._result(0, text, "")
         return {"result": result, "rollback_id": record.id if record is not None else None}
 
-    async def take_back(self, record: Record) -> dict[str, Any]:
+    async def take_back(self, record: Record, *, only_unchanged: bool) -> dict[str, Any]:
         async with self._state.changes:
             await self._begin(record=True)
-            back = self._state.changer.take_back(record, self.caller, _ROLLBACK_TIMEOUT)
+            back = self._state.changer.take_back(
+                record, self.caller, _ROLLBACK_TIMEOUT, only_unchanged=only_unchanged
+            )
             draft = await self._guard(back, _ROLLBACK_TIMEOUT)
             await self._end("rollback", draft.summary, draft)
         return {"restored": record_reply(record), "rollback_id": draft.id}

@@ -220,6 +220,12 @@ TOOLS = (
                 optional=True,
                 pattern=arguments.file_name(),
             ),
+            Parameter(
+                "path",
+                PATH,
+                "Its path, where several of the unit's have this name. Default: the newest.",
+                optional=True,
+            ),
         ),
         writes=("/etc/systemd/system/UNIT.d", "/run/systemd/system/UNIT.d"),
         undone="the file is put back as it was",

@@ -86,9 +86,13 @@ class Changer:
             await self._make(record, manager, timeout, call)
             return f"{record.summary}\n", record
 
-    async def take_back(self, record: Record, caller: dict[str, Any], timeout: float) -> Record:
-        """Take a change back; the record of doing so. Raises as `run` does."""
-        draft = await loop.thread(lambda: undo.reverse(record, caller, bytes_max=self._bytes_max))
+    async def take_back(
+        self, record: Record, caller: dict[str, Any], timeout: float, *, only_unchanged: bool = False
+    ) -> Record:
+        """Take a change back; the record of doing so. Raises as `run` does, and UndoError."""
+        draft = await loop.thread(
+            lambda: undo.reverse(record, caller, bytes_max=self._bytes_max, only_unchanged=only_unchanged)
+        )
         for step in draft.steps:
             if record.tool == "restore_file" or record.target_unit is None:
                 self._policy.check_file(step.path)
@@ -172,9 +176,8 @@ class Changer:
             state = UnitState(unit, active_before=active, active_after=False)
             return Record(tool="unit_stop", summary=f"Stopped {unit}", state=state, target_unit=unit)
         if call.tool.name == "revert_dropin":
-            return await loop.thread(
-                _plan_revert, self.site, names(properties), unit, call.text("name"), self._bytes_max
-            )
+            name, path = call.text("name"), call.text("path")
+            return await loop.thread(_plan_revert, self.site, names(properties), unit, name, path, self._bytes_max)
         if call.tool.name == "set_unit_property":
             name, value = call.text("property"), call.text("value")
             path = os.path.join(self.site.control, f"{unit}.d", f"50-{name}.conf")
@@ -295,8 +298,10 @@ def _confined(function: Callable[[Record], None], root: str, record: Record) -> 
     function(record)
 
 
-def _plan_revert(site: Site, units: tuple[str, ...], unit: str, name: str, bytes_max: int) -> Record:
+def _plan_revert(site: Site, units: tuple[str, ...], unit: str, name: str, path: str, bytes_max: int) -> Record:
     found = []
+    if path:  # named so plainly, it may be that of all instances
+        units = (*units, *(f"{one.partition('@')[0]}@.{one.rpartition('.')[2]}" for one in units if "@" in one))
     for folder in (os.path.join(root, f"{one}.d") for one in dict.fromkeys(units) for root in site.drop_ins):
         try:
             entries = [entry for entry in os.scandir(folder) if entry.name.endswith(".conf")]
@@ -305,7 +310,7 @@ def _plan_revert(site: Site, units: tuple[str, ...], unit: str, name: str, bytes
         found += [
             (entry.stat(follow_symlinks=False).st_mtime_ns, os.path.join(folder, entry.name))
             for entry in entries
-            if name in ("", entry.name)
+            if name in ("", entry.name) and path in ("", os.path.join(folder, entry.name))
         ]
     if not found:
         raise ChangeError(f"{unit} has no drop-in {name}".rstrip() + f" in {' or '.join(site.drop_ins)}")

@@ -67,7 +67,11 @@ class Tool1:
         return await _to_the_end(self._daemon, attempt.change(wanted))
 
     async def Rollback(
-        self, call: Call, rollback_id: str, allowInteractiveAuthentication: bool | None = None
+        self,
+        call: Call,
+        rollback_id: str,
+        only_unchanged: bool | None = None,
+        allowInteractiveAuthentication: bool | None = None,
     ) -> dict[str, Any]:
         from syntrop.common import authority
         from syntrop.toold import undo
@@ -84,7 +88,7 @@ class Tool1:
         if record.target_unit is None or record.tool in _MAINTENANCE:
             await attempt.authorize(authority.TOOL_MAINTAIN, allowInteractiveAuthentication)
         attempt.unit = record.target_unit
-        return await _to_the_end(self._daemon, attempt.take_back(record))
+        return await _to_the_end(self._daemon, attempt.take_back(record, only_unchanged=bool(only_unchanged)))
 
     async def ListRollbacks(self, call: Call, since_seconds: int = 86400, limit: int = 50) -> dict[str, Any]:
         import time

@@ -233,10 +233,16 @@ def fail(root: str, record_id: str) -> None:
     _rename(root, record_id, OPEN, FAILED)
 
 
-def reverse(record: Record, caller: dict[str, Any] | None = None, *, bytes_max: int = 1 << 30) -> Record:
+def reverse(
+    record: Record,
+    caller: dict[str, Any] | None = None,
+    *,
+    bytes_max: int = 1 << 30,
+    only_unchanged: bool = False,
+) -> Record:
     """The change that takes a change back: a record of its own, with the present as its pre-image.
 
-    Raises ImageError and OSError.
+    Raises ImageError and OSError; with `only_unchanged` UndoError where a file is not as the change left it.
     """
     # Made in the opposite order, but folders that have to be there again come before what is in them.
     order = list(reversed(record.steps))
@@ -245,6 +251,9 @@ def reverse(record: Record, caller: dict[str, Any] | None = None, *, bytes_max: 
     for step in order:
         now = images.capture(step.path, bytes_max=bytes_max)
         bytes_max -= now.size
+        # As it was before: somebody has taken it back already, and there is nothing to lose.
+        if only_unchanged and step.after is not None and not (now.same(step.after) or now.same(step.before)):
+            raise UndoError(f"{readable(step.path)} was changed since: it is {images.describe(now)} by now")
         steps.append(Step(step.path, now, step.before))
     state = record.state
     if state is not None:

@@ -12,6 +12,8 @@ import pytest
 
 from syntrop.common.settings import COMMON, Setting
 from syntrop.ctl import manpage
+from syntrop.ctl.commandpage import command_page
+from syntrop.ctl.commands import parser
 
 DOCS = Path(__file__).parents[3] / "docs"
 TABLE = (
@@ -102,6 +104,12 @@ def test_every_daemon_has_its_documents(generate: ModuleType) -> None:
             formatted(text)
         elif path.startswith("bash"):
             subprocess.run(["bash", "-n"], input=text, text=True, check=True)
+
+
+def test_every_verb_is_in_the_manual_page() -> None:
+    shown = formatted(command_page(parser(), "1.0")).replace("\u2010", "-").replace("\u2212", "-")
+    for words in ("syntropctl explain UNIT", "syntropctl models import PATH", "-n, --dry-run", "--reason TEXT"):
+        assert words in shown
 
 
 def test_the_operator_s_page_is_up_to_date(generate: ModuleType) -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from syntrop.common import dbus
+from syntrop.common import dbus, dbusprops
 
 _BASIC: dict[str, st.SearchStrategy[Any]] = {
     "y": st.integers(0, 255),
@@ -132,3 +132,33 @@ def test_messages_that_are_too_long_are_refused() -> None:
     head = struct.pack("<4BIII", ord("l"), 1, 0, 1, dbus.MESSAGE_MAX, 1, 0)
     with pytest.raises(dbus.Malformed):
         dbus.length(head)
+
+
+def _properties(values: dict[str, tuple[str, Any]], *, signal: bool) -> dbus.Message:
+    signature, body = ("sa{sv}as", ["i.f", values, []]) if signal else ("a{sv}", [values])
+    return dbus.Message(dbus.method_call(5, "a.b", "/c", "d.e", "F", signature, body))
+
+
+@given(st.dictionaries(st.text("abcdef", max_size=3), _VALUES, max_size=6), st.data(), st.booleans())
+def test_properties_are_picked_as_they_are_read(
+    values: dict[str, tuple[str, Any]], data: st.DataObject, signal: bool
+) -> None:
+    wanted = frozenset(data.draw(st.lists(st.sampled_from(sorted(values)), max_size=3)) if values else ())
+    message = _properties(values, signal=signal)
+    everything = message.body[1 if signal else 0]
+    interface, picked = dbusprops.pick(message, wanted)
+    assert interface == ("i.f" if signal else "")
+    assert repr(picked) == repr({name: value for name, (_, value) in everything.items() if name in wanted})
+
+
+@given(st.data())
+def test_damaged_properties_are_refused_not_crashed_on(data: st.DataObject) -> None:
+    whole = bytearray(dbus.method_call(
+        5, "a.b", "/c", "d.e", "F", "a{sv}", [{"k": ("u", 3), "l": ("a(sv)", [("x", ("v", ("as", ["y"])))])}],
+    ))  # fmt: skip
+    at = data.draw(st.integers(0, len(whole) - 1))
+    whole[at] = data.draw(st.integers(0, 255))
+    try:
+        dbusprops.pick(dbus.Message(bytes(whole)), frozenset("k"))
+    except dbus.Malformed:
+        pass

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from syntrop.sentry import causes, evidence, remedy, signatures, verdict
+from syntrop.sentry import causes, cleaning, evidence, remedy, signatures, verdict
 from syntrop.sentry.evidence import Change, Counter, Evidence, Exit, Facts, Neighbour, Package
 
 KEY = captured.KEY
@@ -161,7 +161,8 @@ def test_the_drop_in_that_brought_it_about_is_reverted(
     cause, action, done = judged(captured.captured(release, name, changes=[drop_in(bare, setting)]))
     assert (cause.fault_class, cause.change, done) == (fault_class, "d1", verdict.ACT)
     assert action.name == remedy.REVERT_DROP_IN
-    assert action.steps[0] == remedy.Step("revert_dropin", ["50-tuning.conf"], bare.unit)
+    path = f"/etc/systemd/system/{bare.unit}.d/50-tuning.conf"
+    assert action.steps[0] == remedy.Step("revert_dropin", ["50-tuning.conf", path], bare.unit)
     assert action.steps[-1] == remedy.Step("unit_restart", [], bare.unit)
 
 
@@ -370,7 +371,7 @@ def test_a_failed_job_is_run_again_only_when_a_person_says_so(release: str) -> N
 
 
 @both
-def test_a_templates_drop_in_is_reverted_through_the_instance(release: str) -> None:
+def test_a_templates_drop_in_is_reverted_when_a_person_says_so(release: str) -> None:
     bare = captured.captured(release, "template_instance")
     path = "/etc/systemd/system/cap-site@.service.d/10-x.conf"
     change = Change(
@@ -380,8 +381,8 @@ def test_a_templates_drop_in_is_reverted_through_the_instance(release: str) -> N
     text = captured.incidents(release)["template_instance"]
     said = {"_SYSTEMD_UNIT": text["unit"], "_PID": "7", "MESSAGE": "EMFILE"}
     _, action, done = judged(captured.of_unit({**text, "entries": [*text["entries"], said]}, changes=[change]))
-    assert done == verdict.ACT
-    assert action.steps[0] == remedy.Step("revert_dropin", ["10-x.conf"], "cap-site@bad.service")
+    assert done == verdict.STAGE  # other instances live with it
+    assert action.steps[0] == remedy.Step("revert_dropin", ["10-x.conf", path], "cap-site@bad.service")
 
 
 @both
@@ -502,7 +503,7 @@ def test_any_journal_gives_ranked_causes_that_cite_what_is_there(
 def test_no_line_takes_long(part: str) -> None:
     """Where a pattern took more than a time in proportion to the line, this would take minutes."""
     needles = " ".join(needle for one in signatures.SIGNATURES for needle in one.needles)
-    lines = [(part * 512)[: evidence.MESSAGE_MAX], f"{needles} {part * 512}"[: 4 * evidence.MESSAGE_MAX]]
+    lines = [(part * 512)[: cleaning.MESSAGE_MAX], f"{needles} {part * 512}"[: 4 * cleaning.MESSAGE_MAX]]
     for line in lines:
         for origin in (evidence.SERVICE, evidence.SPAWN, evidence.MANAGER, evidence.KERNEL):
             entries = [
@@ -568,3 +569,132 @@ def test_the_page_has_the_table_of_signatures() -> None:
     for one in signatures.SIGNATURES:
         near = f", {one.weight + signatures.NEAR:g} beside a path" if one.near else ""
         assert f"| `{one.name}` | {', '.join(one.origins)} | `{one.fault_class}` | {one.weight:g}{near} |" in page
+
+
+# Changes that have nothing to do with it.
+
+
+def crashed(change: Change | None = None, *, started_s: float = 0.0) -> Evidence:
+    """A crash at second 1000, of a unit that became active at `started_s`."""
+    return Evidence(
+        "web.service", failed_us=1_000_000_000, exit=Exit("signal", evidence.KILLED, 11),
+        facts=Facts(started_us=int(started_s * 1e6)), changes=[change] if change is not None else [],
+    )  # fmt: skip
+
+
+def test_a_change_that_it_ran_well_with_is_not_to_blame_for_a_crash() -> None:
+    change = drop_in(crashed(), "[Service]\nEnvironment=A=1", before_s=600)
+    assert judged(crashed(change))[1].name == remedy.REVERT_DROP_IN
+    assert judged(crashed(change, started_s=999))[1].name == remedy.REVERT_DROP_IN
+    cause, action, done = judged(crashed(change, started_s=500))
+    assert (cause.fault_class, action.name, done) == (signatures.CRASH, remedy.RESTART, verdict.ACT)
+
+
+def test_a_change_whose_before_nobody_knows_says_little() -> None:
+    known = file(crashed(), "/etc/web.conf", "-a\n+b")
+    parts = {name: getattr(known, name) for name in known.__slots__ if name not in ("summary", "id")}
+    unknown = Change("d1", **parts, summary="/etc/web.conf changed before it was watched")
+    assert judged(crashed(known))[0].fault_class == signatures.CONFIGURATION
+    assert judged(crashed(unknown))[0].fault_class == signatures.CRASH
+    # The likelier of two is told, whatever their order.
+    both_of_them = Evidence(
+        "web.service", failed_us=1_000_000_000, exit=Exit("signal", evidence.KILLED, 11),
+        changes=[unknown, Change("d2", **parts, summary="/etc/web.conf changed")],
+    )  # fmt: skip
+    assert judged(both_of_them)[0].change == "d2"
+
+
+@both
+def test_a_drop_in_that_held_more_is_not_removed_unasked(release: str) -> None:
+    bare = captured.captured(release, "fd_limit")
+    for old, done in (("", verdict.ACT), ("# a note", verdict.ACT), ("LimitNOFILE=4096", verdict.STAGE)):
+        change = drop_in(bare, "[Service]\nLimitNOFILE=16", old=old)
+        told = judged(captured.captured(release, "fd_limit", changes=[change]))
+        assert (told[1].name, told[2]) == (remedy.REVERT_DROP_IN, done)
+
+
+def test_an_old_limit_is_not_removed_unasked_however_sure_the_cause() -> None:
+    bare = oom()
+    old = Evidence(
+        bare.unit, failed_us=bare.failed_us, exit=bare.exit, facts=bare.facts, entries=bare.entries,
+        counters=bare.counters, changes=[drop_in(bare, "[Service]\nMemoryMax=64M", before_s=8 * 3600)],
+    )  # fmt: skip
+    cause, action, done = judged(old)
+    assert cause.confidence >= verdict.ACT_AT
+    assert (action.name, done) == (remedy.REVERT_DROP_IN, verdict.STAGE)
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["web.service: Failed at step EXEC spawning /usr/bin/web: No such file or directory",
+     "web.service: Failed with result 'oom-kill'. No space left on device",
+     "Dependency failed for web.service: Connection refused"],
+)  # fmt: skip
+def test_what_a_service_words_as_the_manager_does_is_not_heard(words: str) -> None:
+    entry = evidence.entry(1, {"_PID": "7", "MESSAGE": words, "_SYSTEMD_UNIT": "web.service"}, KEY)
+    found = Evidence("web.service", exit=Exit("signal", evidence.KILLED, 6), entries=[entry])
+    assert signatures.scan(found) == []
+    assert judged(found)[0].fault_class == signatures.CRASH
+
+
+@pytest.mark.parametrize(
+    ("settings", "old", "blamed"),
+    [("[Service]\nNice=1", "", False), ("[Service]\nNice=2", "Nice=1", False), ("# a note", "# another", False),
+     ("[Service]\nNice=1\nEnvironment=A=1", "", True), ("Nice=1", "Environment=A=1", True)],
+)  # fmt: skip
+def test_settings_that_nothing_fails_of_are_not_blamed(settings: str, old: str, blamed: bool) -> None:
+    cause, *_ = judged(crashed(drop_in(crashed(), settings, old=old)))
+    assert (cause.fault_class == signatures.CONFIGURATION) is blamed
+
+
+def test_a_comment_in_a_configuration_is_not_blamed_and_another_line_is() -> None:
+    for diff, blamed in (("+# as agreed", False), ("+# as agreed\n+port = 0", True), ("+Nice=1", True)):
+        cause, *_ = judged(crashed(file(crashed(), "/etc/web.conf", diff)))
+        assert (cause.fault_class == signatures.CONFIGURATION) is blamed
+
+
+WORDS = (
+    "bind: Address already in use", "accept: Too many open files", "write: No space left on device",
+    "mkdir /var/lib/web: Read-only file system", "open /etc/web.conf: Permission denied",
+    "/etc/web.conf: No such file or directory", "error while loading shared libraries: liba.so: cannot open",
+    "ModuleNotFoundError: No module named 'web'", "connect: Connection refused",
+    "configuration error in /etc/web.conf:3", "Unknown directive 'lisen'", "certificate is not yet valid",
+    "configuration error in /etc/systemd/system/web.service.d/50-tuning.conf:2",
+    "open /etc/systemd/system/web.service.d/50-tuning.conf: Permission denied",
+    "/etc/systemd/system/web.service.d/50-tuning.conf: No such file or directory",
+)  # fmt: skip
+
+
+@given(
+    st.lists(st.sampled_from(WORDS), max_size=6),
+    st.sampled_from([("signal", evidence.KILLED, 6), ("exit-code", evidence.EXITED, 1), ("success", "", 0)]),
+    st.sampled_from(["Environment=A=1", "Nice=1", "ExecReload=/bin/true", "RestartSec=1"]),
+)
+def test_whatever_a_service_says_no_drop_in_is_removed_unasked_that_has_nothing_to_do_with_it(
+    said: list[str], left: tuple[str, str, int], setting: str
+) -> None:
+    entries = [
+        evidence.entry(n, {"_PID": "7", "MESSAGE": words, "_SYSTEMD_UNIT": "web.service"}, KEY)
+        for n, words in enumerate(said, 1)
+    ]
+    bare = crashed()
+    found = Evidence(
+        "web.service", failed_us=bare.failed_us, exit=Exit(*left), entries=entries,
+        changes=[drop_in(bare, f"[Service]\n{setting}")],
+    )  # fmt: skip
+    _, action, done = judged(found)
+    assert done != verdict.ACT or not action.writes
+
+
+@both
+def test_the_drop_in_that_tells_us_of_failures_is_not_blamed_for_them(release: str) -> None:
+    found = captured.captured(release, "plain_crash_segv")
+    told_by = Change(
+        "d1",
+        path="/etc/systemd/system/service.d/50-syntrop-triage.conf",
+        time_us=(found.failed_us or 0) - 1_000_000,
+        diff="+[Unit]\n+OnFailure=syntrop-triage@%n.service",
+        reason=f"drop-in of {found.unit}, 1 s before it failed",
+    )
+    cause, action, done = judged(captured.captured(release, "plain_crash_segv", changes=[told_by]))
+    assert (cause.fault_class, action.name, done) == (signatures.CRASH, remedy.RESTART, verdict.ACT)

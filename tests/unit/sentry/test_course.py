@@ -119,8 +119,8 @@ def decided(name: str = "fd_limit", **more: Any) -> Incident:
 def test_an_incident_is_what_the_interface_says() -> None:
     interface = idl.load("io.syntrop.Sentry1")
     for name in ("fd_limit", "plain_crash_segv", "manual_stop", "flapping"):
-        wire = decided(name).wire()
-        assert interface.check(interface.methods["GetIncident"].output, {"incident": wire})["incident"]["causes"]
+        reply = {"incident": decided(name).wire(), "timeline": []}
+        assert interface.check(interface.methods["GetIncident"].output, reply)["incident"]["causes"]
     assert set(incident.STATES) == set(_enum(interface, "IncidentStatus"))
     assert set(_enum(interface, "PhaseOutcome")) == {DONE, LATE, FAILED, phases.SKIPPED}
 
@@ -141,12 +141,12 @@ def test_the_record_survives_the_disk_at_each_moment() -> None:
     assert again.resumption() == seen[-1]
     one.move(RECOVERED, one.time_us + 9000)
     seen.append(one.resumption())
-    assert seen == [incident.LOOK_AGAIN, incident.LOOK_AGAIN, incident.WATCH, incident.NOTHING]
+    assert seen == [incident.LOOK_AGAIN, incident.GO_ON, incident.WATCH, incident.NOTHING]
     with pytest.raises(ValueError, match="form"):
         Incident.load({**one.dump(), "form": 99})
 
 
-def test_what_was_half_done_is_taken_back() -> None:
+def test_what_was_half_done_goes_on_and_what_was_half_undone_is_undone() -> None:
     one = decided()
     one.action = remedy.Action(
         remedy.REVERT_DROP_IN, [remedy.Step("revert_dropin", ["x.conf"], "a.service"),
@@ -154,9 +154,14 @@ def test_what_was_half_done_is_taken_back() -> None:
     )  # fmt: skip
     one.move(ACTING, one.time_us)
     one.carried_out(one.time_us + 5, one.action.steps[0], "rb-1")
-    assert one.resumption() == incident.ROLL_BACK
+    assert one.resumption() == incident.GO_ON
     wire = one.wire()["action"]
     assert wire == {"tool": "revert_dropin", "args": ["x.conf"], "reason": "x", "rollback_id": "rb-1"}
+    one.undoing = True
+    again = Incident.load(json.loads(json.dumps(one.dump())))
+    assert again.resumption() == incident.ROLL_BACK
+    again.taken_back(one.time_us + 9, "rb-1")
+    assert again.rollback_ids == []
 
 
 def test_a_person_can_read_it() -> None:

@@ -47,13 +47,23 @@ def test_half_open_lets_one_through_and_its_outcome_decides() -> None:
     assert not one.enter(30.0)
     one.abandoned()
     assert one.enter(30.0)
-    one.success()
+    one.success(30.0)
     assert one.state(30.0) == CLOSED
     again = tripped()
     assert again.enter(30.0)
     again.failure(31.0)
     assert again.state(31.0) == OPEN
     assert again.remaining(31.0) == 60.0
+
+
+def test_running_in_between_does_not_make_failures_forgotten() -> None:
+    one = Breaker()
+    for now in (0.0, 10.0, 20.0):
+        assert one.state(now) == CLOSED
+        assert one.enter(now)
+        one.failure(now)
+        one.success(now)
+    assert one.state(20.0) == OPEN
 
 
 def test_the_cooldown_doubles_up_to_half_an_hour() -> None:
@@ -76,7 +86,7 @@ def test_three_openings_within_a_quarter_of_an_hour_lock_it_until_a_reset() -> N
         one.failure(now)
     assert one.state(now) == LOCKED
     assert one.remaining(now) is None
-    one.success()
+    one.success(now)
     assert one.state(now + 10**6) == LOCKED
     assert not one.enter(now + 10**6)
     one.reset()
@@ -115,7 +125,7 @@ class Breakers(RuleBasedStateMachine):
     @rule()
     def recover(self) -> None:
         if self.breaker.state(self.now) in (CLOSED, HALF_OPEN):
-            self.breaker.success()
+            self.breaker.success(self.now)
             self.in_trial = False
             assert self.breaker.state(self.now) == CLOSED
 
@@ -228,10 +238,10 @@ def test_maintenance_windows(text: str, weekday: int, minute: int, holds: bool) 
 
 
 @pytest.mark.parametrize(
-    "text", ["", "mon", "moon 10:00-11:00", "10:00", "10-11", "25:00-26:00", "10:61-11:00", "-"]
+    "text", ["", "mon", "moon 10:00-11:00", "10:00", "10-11", "25:00-26:00", "10:61-11:00", "-", "10:00-10:00"]
 )
 def test_a_window_that_is_none_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match=r"no (?:days|begin|time)"):
+    with pytest.raises(ValueError, match=r"no (?:days|begin|time)|it ends when"):
         window(text)
 
 

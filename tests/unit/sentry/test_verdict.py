@@ -54,6 +54,8 @@ def test_the_model_is_advisory(causes: list[Cause], model: Answer | None) -> Non
     labels = {cause.fault_class for cause in causes} - {signatures.UNKNOWN}
     if model is None or not model.sure or model.label not in labels:
         assert (ruled.cause, ruled.confidence, ruled.decided_by) == (first, first.confidence, verdict.SIGNATURE)
+    # Nothing is done at once that would not be done without the model.
+    assert ruled.disposition != verdict.ACT or ruled.cause.confidence >= verdict.ACT_AT
     # The model prefers only what the evidence leaves near.
     if ruled.decided_by == verdict.MODEL:
         assert first.confidence < verdict.ACT_AT

@@ -71,7 +71,12 @@ def sysusers() -> dict[str, list[list[str]]]:
 def test_there_is_one_pair_per_daemon_and_nothing_else() -> None:
     assert {path.name for path in UNITS.glob("*.socket")} == {*ENDPOINTS, "toold-diag.socket"}
     services = {f"{name}.service" for name in DAEMONS}
-    others = {"syntrop-ports.service", "modeld-pull@.service", "inferenced-lookout@.service"}
+    others = {
+        "syntrop-ports.service",
+        "modeld-pull@.service",
+        "inferenced-lookout@.service",
+        "syntrop-triage@.service",
+    }
     assert {path.name for path in UNITS.glob("*.service")} == services | others
 
 
@@ -238,6 +243,28 @@ def test_the_remote_drop_in_opens_only_what_remote_providers_need() -> None:
     drop_in = Unit("optional/routerd.service.d/remote.conf")
     assert set(drop_in.values) == {"PrivateNetwork", "RestrictAddressFamilies", "IPAddressAllow"}
     assert drop_in.one("RestrictAddressFamilies") == "AF_INET AF_INET6"
+
+
+def test_the_report_of_a_failure_is_small_and_does_not_report_itself() -> None:
+    service = Unit("syntrop-triage@.service")
+    assert service.one("ExecStart") == "/usr/lib/syntrop/bin/syntrop-triage %i"
+    assert service.one("Type") == "oneshot"
+    assert service.one("User") in authority.USERS
+    assert service.one("CapabilityBoundingSet") == ""
+    assert (service.one("NoNewPrivileges"), service.one("IPAddressDeny")) == ("yes", "any")
+    # A storm of failures must not meet a start limit, nor leave failed reports behind.
+    assert (service.one("StartLimitIntervalSec"), service.one("CollectMode")) == ("0", "inactive-or-failed")
+    told = Unit("optional/service.d/50-syntrop-triage.conf")
+    assert told.values == {"OnFailure": ["syntrop-triage@%n.service"]}
+    assert Unit("untriaged.conf").values == {}
+    placed = "untriaged.conf /usr/lib/systemd/system/${f##*/}.d/50-syntrop-triage.conf"
+    assert placed in (UNITS / "install.sh").read_text()
+
+
+def test_the_resident_drop_in_keeps_the_supervisor_and_opens_nothing() -> None:
+    drop_in = Unit("optional/systemd-sentry.service.d/resident.conf")
+    assert set(drop_in.values) == {"Environment", "Restart", "OOMScoreAdjust"}
+    assert drop_in.one("Environment") == "SYNTROP_SENTRY_MODE=resident"
 
 
 def test_the_installer_is_sound_shell() -> None:

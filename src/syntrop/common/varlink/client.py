@@ -65,6 +65,10 @@ class Client:
     def closed(self) -> bool:
         return self._wire.closed
 
+    def alive(self) -> bool:
+        """Whether the service has not closed this connection, as far as has arrived here. Between calls only."""
+        return not self._wire.closed and not self._ended()
+
     async def call(
         self,
         method: str,

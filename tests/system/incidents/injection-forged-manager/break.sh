@@ -1,0 +1,4 @@
+#!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
+until journalctl -q -o cat -u inc-forge.service | grep -q serving; do sleep 0.05; done
+kill -USR1 "$(systemctl show --value -p MainPID inc-forge.service)"

@@ -1,0 +1,4 @@
+#!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
+dpkg -i /opt/inc-format/1.1-1.deb >/dev/null
+systemctl restart inc-format.service

@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How systemd-sentry hears of failures under a real service manager: by OnFailure=, or by staying."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from machine import Machine
+from suite import CALL, DAEMONS, set_idle
+
+SENTRY = "/run/systemd-sentry/sentry.sock"
+SERVICE = "systemd-sentry.service"
+UNITS = "/etc/systemd/system"
+OPTIONAL = "/usr/lib/syntrop/units/optional"
+DROP_IN = "50-syntrop-triage.conf"
+SETTINGS = """
+[diagnose]
+model = ""
+patience_sec = 60.0
+[policy]
+actions_per_minute = 5000
+actions_per_hour = 5000
+[restore]
+probation_sec = 1.0
+"""
+VICTIM = "[Unit]\nStartLimitIntervalSec=0\n[Service]\nExecStart=/usr/bin/sleep infinity\n"
+FLAPPING = "[Service]\nExecStart=/usr/bin/false\nRestart=always\nRestartSec=100ms\n"
+STORM = 50
+RESIDENT_KIB = 28 << 10
+
+
+@pytest.fixture(scope="module")
+def host(machine: Machine) -> Iterator[Machine]:
+    """Every service that fails is told of; nothing of the supervisor stays."""
+    machine.write("/etc/syntrop/systemd-sentry.toml", SETTINGS)
+    machine.write(
+        "/etc/syntrop/toold.toml", "[rates]\nchanges_per_minute = 5000\nchanges_per_unit_per_minute = 5000\n"
+    )
+    for name, text in (("victim", VICTIM), ("victim@", VICTIM), ("flapping", FLAPPING)):
+        machine.write(f"{UNITS}/{name}.service", text)
+    machine.run(f"mkdir -p {UNITS}/service.d && ln -s {OPTIONAL}/service.d/{DROP_IN} {UNITS}/service.d/")
+    set_idle(machine, "systemd-sentry", 0.3)
+    yield machine
+
+
+def call(machine: Machine, method: str, **parameters: Any) -> dict[str, Any]:
+    reply = json.loads(machine.run_python(CALL, SENTRY, f"io.syntrop.Sentry1.{method}", json.dumps(parameters)))
+    assert "error" not in reply, (reply, machine.journal(SERVICE))
+    answer: dict[str, Any] = reply.get("parameters", {})
+    return answer
+
+
+def wait(machine: Machine, condition: Callable[[], Any], what: str, seconds: float = 120.0) -> Any:
+    deadline = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < deadline, (what, machine.journal())
+        time.sleep(0.1)
+    return found
+
+
+def incidents(machine: Machine, unit: str | None = None) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = call(machine, "ListIncidents", unit=unit, limit=1000)["incidents"]
+    return found
+
+
+def crash(machine: Machine, *units: str) -> None:
+    """Not by `systemctl kill`: what somebody asks the manager for is no failure."""
+    machine.run(f"kill -SEGV $(systemctl show --value -p MainPID {' '.join(units)} | grep -v '^$')")
+
+
+def restarted(machine: Machine, unit: str, before: str) -> Callable[[], bool]:
+    def looked() -> bool:
+        active = machine.property(unit, "ActiveState") == "active"
+        return active and machine.property(unit, "InvocationID") != before
+
+    return looked
+
+
+def test_services_are_told_of_and_the_suites_own_are_not(host: Machine) -> None:
+    assert host.property("victim.service", "OnFailure") == "syntrop-triage@victim.service.service"
+    assert host.property("victim@x.service", "OnFailure") == "syntrop-triage@victim@x.service.service"
+    own = [daemon.service for daemon in DAEMONS] + ["modeld-pull@x.service", "syntrop-triage@x.service.service"]
+    assert {unit: host.property(unit, "OnFailure") for unit in own} == dict.fromkeys(own, "")
+
+
+def test_a_failure_wakes_the_supervisor_which_leaves_no_process(host: Machine) -> None:
+    host.run("systemctl start victim.service")
+    host.wait_property(SERVICE, "ActiveState", "inactive", 120)
+    invocation = host.property("victim.service", "InvocationID")
+    crash(host, "victim.service")
+    wait(host, restarted(host, "victim.service", invocation), "victim.service is started again")
+    # It is asked by nobody here, which would wake it.
+    host.wait_property(SERVICE, "ActiveState", "inactive", 120)
+    assert host.run("pgrep -u sentry", check=False).stdout == ""
+    units = "systemctl list-units --state=failed,activating --no-legend 'syntrop-triage@*'"
+    wait(host, lambda: host.run(units).stdout == "", "no report is left")
+    (found,) = incidents(host, "victim.service")
+    assert (found["status"], found["invocation_id"]) == ("recovered", invocation)
+    assert (found["causes"][0]["fault_class"], found["action"]["tool"]) == ("crash", "unit_restart")
+
+
+def test_none_of_many_at_once_is_lost(host: Machine) -> None:
+    units = [f"victim@{number}.service" for number in range(STORM)]
+    host.run(["systemctl", "start", *units], timeout=180)
+    crash(host, *units)
+
+    def told() -> bool:
+        return {one["unit"] for one in incidents(host)} >= set(units)
+
+    wait(host, told, "all of them are told of", 300)
+    assert "could not be told" not in host.journal()
+    host.run(["systemctl", "stop", *units], timeout=180)
+
+
+def test_a_report_that_fails_is_said_and_not_reported(host: Machine) -> None:
+    elsewhere = "/run/systemd/system/syntrop-triage@.service.d/elsewhere.conf"
+    host.write(elsewhere, "[Service]\nEnvironment=SYNTROP_RUN_ROOT=/nowhere\n")
+    host.write(f"{UNITS}/untold.service", "[Service]\nExecStart=/usr/bin/false\n")
+    host.run("systemctl daemon-reload; systemctl start untold.service", check=False)
+    said = "The failure of untold.service could not be told to systemd-sentry"
+    wait(host, lambda: said in host.journal(), "it is said", 60)
+    host.path(elsewhere).unlink()
+    host.run("systemctl daemon-reload")
+    assert "syntrop-triage@syntrop-triage@" not in host.journal()
+
+
+def test_it_stays_and_hears_of_what_is_restarted(host: Machine) -> None:
+    """And of everything after the manager was executed anew; with no more memory than it may have."""
+    host.run(f"rm -r {UNITS}/service.d && mkdir -p {UNITS}/{SERVICE}.d")
+    host.run(f"ln -s {OPTIONAL}/{SERVICE}.d/resident.conf {UNITS}/{SERVICE}.d/")
+    host.run(f"systemctl add-wants multi-user.target {SERVICE}")
+    host.run(f"systemctl daemon-reload && systemctl restart {SERVICE}")
+    wait(host, lambda: call(host, "GetStatus")["mode"] == "resident", "it is resident")
+    wait(host, lambda: call(host, "GetStatus")["status"] == "ok", "it hears")
+    process = host.property(SERVICE, "MainPID")
+    assert host.property(SERVICE, "NRestarts") == "0"
+
+    host.run("systemctl daemon-reexec; systemctl start victim.service")
+    wait(host, lambda: call(host, "GetStatus")["status"] == "ok", "it hears again")
+    invocation = host.property("victim.service", "InvocationID")
+    crash(host, "victim.service")
+    wait(host, lambda: invocation in [one["invocation_id"] for one in incidents(host)], "it heard")
+
+    host.run("systemctl start flapping.service", check=False)
+    wait(host, lambda: incidents(host, "flapping.service"), "it heard of what the manager restarts")
+    host.wait_property("flapping.service", "ActiveState", "failed", 60)
+
+    assert host.property(SERVICE, "MainPID") == process
+    # The journal is let go of some seconds after the last look at it.
+    wait(host, lambda: resident_kib(host, process) <= RESIDENT_KIB, "it is small", 60)
+
+
+def resident_kib(machine: Machine, process: str) -> int:
+    status = machine.path(f"/proc/{process}/status").read_text()
+    found = re.search(r"VmRSS:\s+(\d+) kB", status)
+    assert found is not None
+    return int(found[1])
