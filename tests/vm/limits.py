@@ -30,7 +30,7 @@ from roots import TRIXIE, Roots, built, digest, network, release_layer  # noqa: 
 
 PATIENCE = 600  # seconds, on a machine that has other things to do
 MODULES = ("virtio_pci", "virtio_blk", "ext4", "crc32c_generic", "vgem")
-PROOFS = ("memory", "processes", "processors", "nothing is left", "vgem", "toold", "pushed out", "drawing")
+PROOFS = ("memory", "processes", "processors", "nothing is left", "vgem", "toold", "pushed out")
 # toold itself first: its own unit delegates the controllers that its tools get.
 RUN = """
 syntropctl run disk_usage >/dev/null
@@ -40,7 +40,6 @@ case $delegated in *memory*pids*) holds=true;; *) holds=false;; esac
 echo "{\\"proof\\": \\"toold\\", \\"with\\": \\"$delegated\\", \\"without\\": null, \\"holds\\": $holds}"
 systemd-run --quiet --wait --pipe --property=Delegate=yes /usr/lib/syntrop/bin/python3 -I /opt/proof.py
 /usr/bin/python3 -I /opt/pushed.py
-/usr/bin/python3 /opt/drawing.py
 /usr/bin/python3 -I /opt/incidents.py
 """
 
@@ -172,7 +171,7 @@ def main() -> int:
         for name in MASKED:
             (units / name).symlink_to("/dev/null")
         (extra / "opt").mkdir()
-        for name in ("proof.py", "pushed.py", "drawing.py", "incidents.py"):
+        for name in ("proof.py", "pushed.py", "incidents.py"):
             shutil.copy(HERE / name, extra / "opt" / name)
         for case in incidents:
             shutil.copytree(case.folder / "files", extra, dirs_exist_ok=True)

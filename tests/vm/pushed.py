@@ -65,12 +65,12 @@ def run(*command: str) -> str:
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
-def wait_for(condition: Callable[[], bool], pause: float = 0.1) -> bool:
+def wait_for(condition: Callable[[], bool]) -> bool:
     until = time.monotonic() + 120
     while not condition():
         if time.monotonic() > until:
             return False
-        time.sleep(pause)
+        time.sleep(0.1)
     return True
 
 
@@ -107,9 +107,8 @@ def main() -> None:
     print(json.dumps({"proof": "pushed out", "with": shown, "without": HELD >> 20, "holds": holds}), flush=True)
 
 
-if __name__ == "__main__":
-    try:
-        main()
-    except BaseException:
-        print(run("journalctl", "-b", "--no-pager", "-o", "cat", "-u", "inferenced", "-u", "hoard"), flush=True)
-        raise
+try:
+    main()
+except BaseException:
+    print(run("journalctl", "-b", "--no-pager", "-o", "cat", "-u", "inferenced", "-u", "hoard"), flush=True)
+    raise

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import math
 import os
 import random
 import selectors
@@ -76,7 +77,7 @@ BARS: dict[str, tuple[str, str, float | None]] = {
 
 def summed(values: list[float], how: str) -> float:
     if how == "p99":
-        return sorted(values)[min(len(values) - 1, int(len(values) * 0.99))]
+        return sorted(values)[math.ceil(len(values) * 0.99) - 1]
     return max(values) if how == "worst" else statistics.median(values)
 
 
