@@ -103,7 +103,8 @@ class Conduct:
 
     async def _ended(self, course: Course, failure: str) -> None:
         kit, incident = self._kit, course.incident
-        kit.guards.ended(incident.unit, not failure, kit.clock.seconds())
+        # That a daemon of ours is away says nothing of the unit.
+        kit.guards.ended(incident.unit, None if course.silent else not failure, kit.clock.seconds())
         self._guarded()
         if not failure:
             self.close(incident, i.RECOVERED)

@@ -57,6 +57,7 @@ class Course:
         self._asked = False
         self._opinion: loop.Task[None] | None = None
         self._warming: loop.Task[None] | None = None
+        self.silent = False  # toold, by which nothing is known of the unit
         self._again = False  # the next steps may have been carried out by an earlier life of ours
         self._before = {span.name: span for span in incident.spans}  # of an earlier life of ours
         if waited > PROMPT_US:
@@ -224,6 +225,7 @@ class Course:
                 rollback_id = await kit.hands.do(step)
             except HandsError as error:
                 if error.wait is None or error.wait > patience:
+                    self.silent = error.silent
                     return str(error)
                 patience -= error.wait
                 incident.happened(kit.clock.wall_us(), f"{step.tool} waits {error.wait:.0f} s for toold's rates")

@@ -26,11 +26,14 @@ _AGAIN = late(r"; try again in (?P<seconds>\d{1,4}) s\Z")
 
 class HandsError(Exception):
     """toold did not do it. `refused`: its policy forbids it, so nothing was begun. `wait`: seconds after which its
-    rates allow it; None where waiting does not help."""
+    rates allow it; None where waiting does not help. `silent`: it could not be asked, or did not answer, which
+    says nothing of the unit."""
 
-    def __init__(self, reason: str, *, refused: bool = False, wait: float | None = None) -> None:
+    def __init__(
+        self, reason: str, *, refused: bool = False, wait: float | None = None, silent: bool = False
+    ) -> None:
         super().__init__(reason)
-        self.refused, self.wait = refused, wait
+        self.refused, self.wait, self.silent = refused, wait, silent
 
 
 class Hands:
@@ -103,4 +106,4 @@ class Hands:
             refused = error.error.endswith(".PermissionDenied")
             again = _AGAIN.search(error.reason) if refused else None
             wait = float(again["seconds"]) + 1.0 if again is not None else None
-            raise HandsError(str(error), refused=refused, wait=wait) from None
+            raise HandsError(str(error), refused=refused, wait=wait, silent=not error.error) from None

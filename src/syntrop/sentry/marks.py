@@ -41,10 +41,10 @@ def _mark(path: str) -> str:
     mark = f"{kind:o} {told.st_size} {told.st_mtime_ns}"
     if kind != stat.S_IFREG or told.st_size > _BYTES_MAX:
         return mark
-    import hashlib
+    from syntrop.common.digests import blake2b
 
     try:
         with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
-            return f"{mark} {hashlib.sha256(file.read(_BYTES_MAX)).hexdigest()}"
+            return f"{mark} {blake2b(file.read(_BYTES_MAX), digest_size=16).hexdigest()}"
     except OSError:
         return mark  # it is not for us to read

@@ -19,7 +19,7 @@ LENGTH_MAX = 4096  # bytes of any argument (PATH_MAX)
 
 _SUFFIXES = "service|socket|target|timer|mount|automount|swap|path|slice|scope|device"
 # unit_name_is_valid(): these characters, at most 255, one @ at most and not first.
-_UNIT = re.compile(rf"[A-Za-z0-9:_.\\-]{{1,200}}(@[A-Za-z0-9:_.\\-]{{0,200}})?\.({_SUFFIXES})")
+_UNIT = re.compile(rf"[A-Za-z0-9:_.\\-]{{1,250}}(@[A-Za-z0-9:_.\\-]{{0,250}})?\.({_SUFFIXES})")
 _NAME = re.compile(r"[A-Za-z0-9_.@+:,~][A-Za-z0-9_.@+:,~ \\-]{0,254}")
 _TIME = re.compile(r"[A-Za-z0-9:+][A-Za-z0-9 :+.-]{0,63}")
 _PROPERTY = re.compile(r"[A-Z][A-Za-z0-9]{1,63}")

@@ -12,6 +12,7 @@ import pytest
 from doubles import Adviser, House, World
 
 from syntrop.common import loop
+from syntrop.sentry import breaker as b
 from syntrop.sentry import incident as i
 from syntrop.sentry import marks
 from syntrop.sentry import supervisor as supervising
@@ -688,3 +689,23 @@ def test_what_waits_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         assert not house.supervisor.full
 
     play(tmp_path, scene)
+
+
+def test_a_daemon_of_ours_that_is_away_does_not_count_against_a_unit(tmp_path: Path) -> None:
+    async def scene(house: House) -> None:
+        guards, now = house.kit.guards, house.clock.seconds()
+        house.world.fail(UNIT)
+        house.supervisor.report(house.failed(UNIT))
+        for number in range(3):
+            guards.failed(UNIT, f"earlier {number}", now - 45.0)
+        # The failure that was told is one of those that opened it.
+        guards._breakers[UNIT]._failures.clear()
+        assert guards.state(UNIT, now) == b.HALF_OPEN
+        house.hands.refuse = HandsError("toold: cannot connect", silent=True)
+        await house.settled()
+        now = house.clock.seconds()
+        assert guards.state(UNIT, now) == b.HALF_OPEN
+        assert guards.hold(UNIT, now) is None
+        assert guards.budget.left(now) == 1000
+
+    assert outcomes(play(tmp_path, scene)) == [(UNIT, i.REPORTED)]

@@ -25,7 +25,9 @@ def test_a_unit_name_is_one_word_of_harmless_letters(text: str) -> None:
     assert len(name) <= 255
 
 
-@pytest.mark.parametrize("name", ["nginx.service", "a@b.service", "-.mount", "dev-sda1.swap", "x\\x2dy.mount"])
+@pytest.mark.parametrize(
+    "name", ["nginx.service", "a@b.service", "-.mount", "dev-sda1.swap", "x\\x2dy.mount", "n" * 247 + ".service"]
+)
 def test_units(name: str) -> None:
     assert arguments.unit_name(name) == name
 
