@@ -119,7 +119,7 @@ def test_none_of_many_at_once_is_lost(host: Machine) -> None:
     def stopped() -> bool:
         return host.run(["systemctl", "stop", *units], check=False, timeout=180).returncode == 0
 
-    wait(host, lambda: call(host, "GetStatus")["open_incidents"] == 0 and stopped(), "all of them have stopped", 300)
+    wait(host, lambda: call(host, "GetStatus")["open_incidents"] == 0 and stopped(), "they have stopped", 300)
 
 
 def test_a_report_that_fails_is_said_and_not_reported(host: Machine) -> None:
