@@ -29,6 +29,11 @@ def changed(kept: Mapping[str, str]) -> str:
     return ""
 
 
+def digest(mark: str) -> str:
+    """SHA-256 of the content, where the mark has it; else empty."""
+    return mark[-64:] if len(mark) > 64 else ""
+
+
 def _mark(path: str) -> str:
     """By time and content, not by inode: what toold has put back is the same file as before."""
     try:
@@ -41,10 +46,10 @@ def _mark(path: str) -> str:
     mark = f"{kind:o} {told.st_size} {told.st_mtime_ns}"
     if kind != stat.S_IFREG or told.st_size > _BYTES_MAX:
         return mark
-    from syntrop.common.digests import blake2b
+    from syntrop.common.digests import sha256
 
     try:
         with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
-            return f"{mark} {blake2b(file.read(_BYTES_MAX), digest_size=16).hexdigest()}"
+            return f"{mark} {sha256(file.read(_BYTES_MAX)).hexdigest()}"
     except OSError:
         return mark  # it is not for us to read

@@ -22,6 +22,7 @@ _SUFFIXES = "service|socket|target|timer|mount|automount|swap|path|slice|scope|d
 _UNIT = re.compile(rf"[A-Za-z0-9:_.\\-]{{1,250}}(@[A-Za-z0-9:_.\\-]{{0,250}})?\.({_SUFFIXES})")
 _NAME = re.compile(r"[A-Za-z0-9_.@+:,~][A-Za-z0-9_.@+:,~ \\-]{0,254}")
 _TIME = re.compile(r"[A-Za-z0-9:+][A-Za-z0-9 :+.-]{0,63}")
+_DIGEST = re.compile(r"[0-9a-f]{64}")
 _PROPERTY = re.compile(r"[A-Z][A-Za-z0-9]{1,63}")
 
 
@@ -114,6 +115,11 @@ def file_name() -> re.Pattern[str]:
 def time_word() -> re.Pattern[str]:
     """What systemd.time(7) may look like, without a leading dash."""
     return _TIME
+
+
+def digest() -> re.Pattern[str]:
+    """SHA-256 in hexadecimal."""
+    return _DIGEST
 
 
 def property_name() -> re.Pattern[str]:

@@ -226,6 +226,13 @@ TOOLS = (
                 "Its path, where several of the unit's have this name. Default: the newest.",
                 optional=True,
             ),
+            Parameter(
+                "digest",
+                STRING,
+                "SHA-256 of what it has to hold still, in hexadecimal. Default: whatever it holds.",
+                optional=True,
+                pattern=arguments.digest(),
+            ),
         ),
         writes=("/etc/systemd/system/UNIT.d", "/run/systemd/system/UNIT.d"),
         undone="the file is put back as it was",

@@ -177,7 +177,12 @@ class Changer:
             return Record(tool="unit_stop", summary=f"Stopped {unit}", state=state, target_unit=unit)
         if call.tool.name == "revert_dropin":
             name, path = call.text("name"), call.text("path")
-            return await loop.thread(_plan_revert, self.site, names(properties), unit, name, path, self._bytes_max)
+            record = await loop.thread(
+                _plan_revert, self.site, names(properties), unit, name, path, self._bytes_max
+            )
+            if call.text("digest") not in ("", record.steps[0].before.digest):
+                raise ChangeError(f"{record.target_path} was changed since: it is not what was to be reverted")
+            return record
         if call.tool.name == "set_unit_property":
             name, value = call.text("property"), call.text("value")
             path = os.path.join(self.site.control, f"{unit}.d", f"50-{name}.conf")

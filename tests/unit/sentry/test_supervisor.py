@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -661,6 +662,8 @@ def test_a_mark_tells_content_and_time(tmp_path: Path) -> None:
     path.write_text("one")
     kept = marks.take([str(path), str(other)])
     assert marks.changed(kept) == ""
+    assert marks.digest(kept[str(path)]) == hashlib.sha256(b"one").hexdigest()
+    assert marks.digest(kept[str(other)]) == ""
     times = path.stat()
     path.unlink()
     path.write_text("one")
