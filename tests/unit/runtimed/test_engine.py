@@ -392,8 +392,10 @@ def test_a_fault_of_ours_fails_those_who_met_it(capfd: pytest.CaptureFixture[str
             await read(generation)
         assert (await read(stream))[1].completion_tokens == 300
         # One that cannot take its token leaves the others of its batch alone.
+        good.gate = threading.Semaphore(0)
         first, second = (engine.submit(Runnable(good), PROMPT, Sampling(), max_tokens=9) for _ in range(2))
         first.advance = lambda _row: 1 // 0  # type: ignore[method-assign]
+        good.gate.release(100)
         with pytest.raises(GenerationError, match="the generation failed"):
             await read(first)
         assert (await read(second))[1].text == "x" * 9

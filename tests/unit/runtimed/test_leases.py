@@ -264,7 +264,7 @@ def test_nobody_there_is_noted_once(root: Path, capfd: pytest.CaptureFixture[str
 
 def test_what_is_no_word_on_memory_refuses_nothing(root: Path, capfd: pytest.CaptureFixture[str]) -> None:
     async def body(held: Leases, budget: Budget, inference: Inference) -> None:
-        inference.error = VarlinkError(f"{INFERENCE}.PressureCritical", level="critical")
+        inference.error = VarlinkError(f"{INFERENCE}.PressureUnavailable", reason="no pressure here")
         await load(held, budget, 1000)
         assert held.lease is None
         inference.error = None

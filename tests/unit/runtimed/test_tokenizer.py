@@ -58,6 +58,9 @@ def test_text_comes_back(name: str, real: dict[str, Tokenizer], text: str) -> No
     if name == "smollm2":
         # Its vocabulary has no token for some bytes; they are lost, as the oracle loses them.
         assume(all(BYTE_TO_CHAR[byte] in tokenizer.ids for byte in text.encode()))
+    if name == "gemma3":
+        # SentencePiece writes blanks so: one in the text becomes a blank, as with the oracle.
+        assume("\u2581" not in text)
     tokens = tokenizer.encode(text, add_special=False, parse_special=False)
     assert tokenizer.decode(tokens) == text
     assert len(tokens) >= len(text) / tokenizer.longest
