@@ -280,6 +280,16 @@ class Message:
         """A reader at the beginning of the body."""
         return Reader(self._reader.data, self._reader.order, self._reader.at)
 
+    def error(self) -> DBusError:
+        """What an error reply says, even where its words cannot be read."""
+        text = ""
+        if self.signature.startswith("s"):
+            try:
+                text = self.body[0]
+            except Malformed:
+                text = "an error that cannot be read"
+        return DBusError(self.error_name or "org.freedesktop.DBus.Error.Failed", text)
+
 
 def _field(fields: dict[int, Any], code: int, kind: type[T], default: T) -> T:
     value = fields.get(code, default)
@@ -391,8 +401,7 @@ class Bus:
             if message.reply_serial != self._serial:
                 continue  # signals, which the bus sends unasked
             if message.kind == ERROR:
-                text = message.body[0] if message.signature.startswith("s") else ""
-                raise DBusError(message.error_name or "org.freedesktop.DBus.Error.Failed", text)
+                raise message.error()
             return message
 
     def close(self) -> None:

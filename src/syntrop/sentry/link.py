@@ -94,7 +94,7 @@ class Link:
                 if reply is None:
                     continue
                 if message.kind == dbus.ERROR:
-                    reply.set_error(_error(message))
+                    reply.set_error(message.error())
                 else:
                     reply.set_result(message)
         except (OSError, dbus.DBusError) as error:
@@ -109,16 +109,6 @@ class Link:
         for reply in waiting.values():
             reply.set_error(error)
         self._lost()
-
-
-def _error(message: dbus.Message) -> dbus.DBusError:
-    text = ""
-    if message.signature.startswith("s"):
-        try:
-            text = message.body[0]
-        except dbus.Malformed:
-            text = "an error that cannot be read"
-    return dbus.DBusError(message.error_name or "org.freedesktop.DBus.Error.Failed", text)
 
 
 async def connect(signal: Callable[[dbus.Message], object], lost: Callable[[], object]) -> Link:

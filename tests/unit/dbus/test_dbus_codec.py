@@ -89,6 +89,27 @@ def test_a_call_reads_back_as_a_message() -> None:
     assert message.body == ["x", {"k": ("u", 3)}]
 
 
+def _error(signature: str, body: bytes, *fields: tuple[int, tuple[str, Any]]) -> dbus.DBusError:
+    head = dbus.Writer()
+    fields = (*fields, (8, ("g", signature)))
+    head.put("yyyyuua(yv)", [ord("l"), dbus.ERROR, 0, 1, len(body), 1, fields])
+    head.pad(8)
+    return dbus.Message(bytes(head.data) + body).error()
+
+
+def test_an_error_has_its_name_whatever_its_words_are() -> None:
+    name = (4, ("s", "a.b.Error"))
+    told = dbus.Writer()
+    told.put("su", ["it is not there", 3])
+    error = _error("su", bytes(told.data), name)
+    assert (error.name, str(error)) == ("a.b.Error", "it is not there (a.b.Error)")
+    assert _error("u", bytes(4), name).name == "a.b.Error"
+    for body in (b"\xff\xff\0\0x\0", b"\1\0\0\0\xff\0", b""):
+        error = _error("s", body, name)
+        assert (error.name, type(error)) == ("a.b.Error", dbus.DBusError)
+    assert _error("", b"").name == "org.freedesktop.DBus.Error.Failed"
+
+
 @pytest.mark.parametrize(
     "signature", ["a", "(", "()", "{sv}", "a{sv", "a{vs}", "a{s}", "a{svs}", "z", "a" * 80 + "y", "(" * 80]
 )
