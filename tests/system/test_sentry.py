@@ -259,14 +259,12 @@ def test_two_hundred_at_once(host: Machine) -> None:
     wait(lambda: ask(host, "GetStatus")["open_incidents"] == 0, "the end of the storm", 300.0)
     found = ask(host, "ListIncidents", limit=1000)["incidents"]
     storm = {one["unit"]: one["status"] for one in found if one["unit"].startswith("victim@storm")}
-    # None is lost. On a busy machine a restart may fail, rarely; then that is reported, and a person is told why.
     others = [
         (one["status"], ask(host, "GetIncident", id=one["id"])["timeline"])
         for one in found
         if one["unit"] in storm and one["status"] != "recovered"
     ]
-    assert len(storm) == STORM
-    assert len(others) <= STORM // 50 and {status for status, _ in others} <= {"reported"}, others
+    assert len(storm) == STORM and not others, others
     active = host.run(["systemctl", "list-units", "--state=active", "--no-legend", "victim@storm*"]).stdout
-    assert len(active.splitlines()) >= STORM - len(others)
+    assert len(active.splitlines()) == STORM
     host.run(f"systemctl stop {units}", timeout=180)

@@ -160,7 +160,8 @@ class Course:
         kit, trigger, properties = self._kit, self.trigger, self.properties
         occasion = await self._gathering.occasion()
         if occasion is None:
-            return policy.Ruling(policy.OBSERVE, "the service manager does not tell what goes on")
+            why = f"the service manager does not tell what goes on: {self._gathering.silence}"
+            return policy.Ruling(policy.OBSERVE, why)
         names = list(dict.fromkeys([trigger.unit, *properties.get("Names", ())]))
         weekday, minute = kit.clock.local()
         return kit.guards.policy.rule(names, occasion, now=kit.clock.seconds(), weekday=weekday, minute=minute)
