@@ -76,6 +76,14 @@ class Suite:
         """What the activator and its services have said."""
         return Path(self.base, "log").read_text(errors="replace")
 
+    def ctl(self, *words: str, status: int = 0) -> subprocess.CompletedProcess[str]:
+        """`syntropctl` of this suite, which ends with that status."""
+        environment = {**self.environment, "SYNTROP_RUN_ROOT": self.root}
+        command = [sys.executable, "-m", "syntrop.ctl", *words]
+        done = subprocess.run(command, check=False, env=environment, capture_output=True, text=True, timeout=120)
+        assert done.returncode == status, done.stderr + self.log()
+        return done
+
     def processes(self) -> dict[int, str]:
         """Every live process that carries this suite's runtime root, or is the activator: pid to command."""
         found = {}
