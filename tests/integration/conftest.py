@@ -5,29 +5,22 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+sys.path.insert(0, str(Path(__file__).parent))  # test folders are no packages
+
+from waiting import PATIENCE, wait_for
+
 SOURCE = str(Path(__file__).parents[2] / "src")
-PATIENCE = 30.0  # seconds that anything awaited here may take on a busy machine
 MODULES = {"systemd-sentry": "syntrop.sentry"}
-
-
-def wait_for(condition: Callable[[], object], what: str, seconds: float = PATIENCE) -> None:
-    """Look again and again until the condition holds; fails the test after the deadline."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {seconds} s: {what}"
-        select.select([], [], [], 0.01)
 
 
 class Suite:
@@ -82,6 +75,14 @@ class Suite:
     def log(self) -> str:
         """What the activator and its services have said."""
         return Path(self.base, "log").read_text(errors="replace")
+
+    def ctl(self, *words: str, status: int = 0) -> subprocess.CompletedProcess[str]:
+        """`syntropctl` of this suite, which ends with that status."""
+        environment = {**self.environment, "SYNTROP_RUN_ROOT": self.root}
+        command = [sys.executable, "-m", "syntrop.ctl", *words]
+        done = subprocess.run(command, check=False, env=environment, capture_output=True, text=True, timeout=120)
+        assert done.returncode == status, done.stderr + self.log()
+        return done
 
     def processes(self) -> dict[int, str]:
         """Every live process that carries this suite's runtime root, or is the activator: pid to command."""

@@ -7,27 +7,17 @@ What they do where there is something to do, `tests/system/test_incidents.py` sh
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from typing import Any
 
 
-def run(suite: Any, *words: str, status: int = 0) -> subprocess.CompletedProcess[str]:
-    environment = {**suite.environment, "SYNTROP_RUN_ROOT": suite.root}
-    command = [sys.executable, "-m", "syntrop.ctl", *words]
-    done = subprocess.run(command, check=False, env=environment, capture_output=True, text=True, timeout=120)
-    assert done.returncode == status, done.stderr + suite.log()
-    return done
-
-
 def test_a_machine_without_incidents(suite: Any) -> None:
-    assert run(suite, "incidents").stdout == "no incident in this time\n"
-    assert json.loads(run(suite, "incidents", "--unit", "web", "--status", "staged", "--json").stdout) == []
-    said = run(suite, "explain", "web", status=1).stderr
+    assert suite.ctl("incidents").stdout == "no incident in this time\n"
+    assert json.loads(suite.ctl("incidents", "--unit", "web", "--status", "staged", "--json").stdout) == []
+    said = suite.ctl("explain", "web", status=1).stderr
     assert said == "syntropctl: no incident of web.service is on record; `syntropctl triage` looks into a unit\n"
     for verb in ("approve", "reject"):
-        said = run(suite, verb, "in-1", status=1).stderr
+        said = suite.ctl(verb, "in-1", status=1).stderr
         assert said == "syntropctl: there is no incident in-1; `syntropctl incidents` lists them\n"
-    assert run(suite, "reset", "web").stdout == "web.service: actions are let through\n"
-    assert json.loads(run(suite, "reset", "web", "--json").stdout)["state"] == "closed"
-    assert run(suite, "triage", "no/unit", "--dry-run", status=1).stderr.startswith("syntropctl: ")
+    assert suite.ctl("reset", "web").stdout == "web.service: actions are let through\n"
+    assert json.loads(suite.ctl("reset", "web", "--json").stdout)["state"] == "closed"
+    assert suite.ctl("triage", "no/unit", "--dry-run", status=1).stderr.startswith("syntropctl: ")

@@ -14,43 +14,35 @@ from typing import Any
 INTERFACE = "io.syntrop.Inference1."
 
 
-def run(suite: Any, *words: str, status: int = 0) -> subprocess.CompletedProcess[str]:
-    environment = {**suite.environment, "SYNTROP_RUN_ROOT": suite.root}
-    command = [sys.executable, "-m", "syntrop.ctl", *words]
-    done = subprocess.run(command, check=False, env=environment, capture_output=True, text=True, timeout=120)
-    assert done.returncode == status, done.stderr + suite.log()
-    return done
-
-
 def lease(suite: Any, **more: Any) -> str:
     """A lease of this process; its identifier."""
     asked = {"priority": "EmergencyTriage", "memory_bytes": 3 << 20, "plane": "cpu0", "pid": os.getpid(), **more}
     # An emergency, since the machine that tests run on may be pressed hard; the interface grants those here alone.
     path = f"{suite.root}/syntrop/sentry.sock"
     return str(
-        json.loads(run(suite, "call", path, INTERFACE + "AcquireLease", json.dumps(asked)).stdout)["lease_id"]
+        json.loads(suite.ctl("call", path, INTERFACE + "AcquireLease", json.dumps(asked)).stdout)["lease_id"]
     )
 
 
 def test_leases_are_listed_and_explained(suite: Any) -> None:
-    assert run(suite, "leases").stdout == "nobody holds a lease\n"
+    assert suite.ctl("leases").stdout == "nobody holds a lease\n"
     one = lease(suite, expire_ms=3_600_000)
     lease(suite, memory_bytes=1 << 20)  # what has ended is remembered while the daemon is awake
-    head, line, _ = run(suite, "leases").stdout.splitlines()
+    head, line, _ = suite.ctl("leases").stdout.splitlines()
     assert head.split() == ["LEASE", "PLANE", "MEMORY", "PRIORITY", "STATE", "HOLDER"]
     assert line.split() == [one, "cpu0", "3.0", "MiB", "EmergencyTriage", "Active", "process", str(os.getpid())]
-    told, _ = json.loads(run(suite, "leases", "--json").stdout)
+    told, _ = json.loads(suite.ctl("leases", "--json").stdout)
     assert told["allocated_memory"] == 3 << 20
-    said = run(suite, "explain-lease", one).stdout
+    said = suite.ctl("explain-lease", one).stdout
     assert said.startswith("LEASE")
     assert "It ends in 3" in said and "unless it is renewed" in said
     assert "4.0 MiB are" in said
     call = ("call", INTERFACE.removesuffix("."), INTERFACE + "ReleaseLease", json.dumps({"lease_id": one}))
-    run(suite, *call)
-    said = run(suite, "explain-lease", one).stdout
+    suite.ctl(*call)
+    said = suite.ctl("explain-lease", one).stdout
     assert "Released because its holder gave it back" in said
-    assert json.loads(run(suite, "explain-lease", one, "--json").stdout)["leases"][0]["state"] == "Released"
-    assert "there is no lease l-0" in run(suite, "explain-lease", "l-0", status=1).stderr
+    assert json.loads(suite.ctl("explain-lease", one, "--json").stdout)["leases"][0]["state"] == "Released"
+    assert "there is no lease l-0" in suite.ctl("explain-lease", "l-0", status=1).stderr
 
 
 def test_what_happens_is_followed(suite: Any) -> None:
@@ -69,18 +61,18 @@ def test_what_happens_is_followed(suite: Any) -> None:
 
 
 def test_pressure_and_quarantine(suite: Any) -> None:
-    said = run(suite, "pressure").stdout
+    said = suite.ctl("pressure").stdout
     assert said.startswith("pressure is ")
     assert "cpu0" in said
-    found = json.loads(run(suite, "pressure", "--json").stdout)
+    found = json.loads(suite.ctl("pressure", "--json").stdout)
     assert "cpu0" in {one["id"] for one in found["planes"]}
     one = lease(suite)
-    said = run(suite, "quarantine", "cpu0", "--reason", "its memory is bad").stdout
+    said = suite.ctl("quarantine", "cpu0", "--reason", "its memory is bad").stdout
     assert said == f"nothing is placed on cpu0 any more; 1 lease was revoked\n  {one}\n"
     assert (
-        "Revoked because plane cpu0 is in quarantine: its memory is bad" in run(suite, "explain-lease", one).stdout
+        "Revoked because plane cpu0 is in quarantine: its memory is bad" in suite.ctl("explain-lease", one).stdout
     )
-    assert "in quarantine" in run(suite, "devices").stdout
-    assert run(suite, "quarantine", "cpu0", "--clear").stdout == "cpu0 may be used again\n"
+    assert "in quarantine" in suite.ctl("devices").stdout
+    assert suite.ctl("quarantine", "cpu0", "--clear").stdout == "cpu0 may be used again\n"
     lease(suite, expire_ms=1)
-    assert "there is no plane gpu9" in run(suite, "quarantine", "gpu9", status=1).stderr
+    assert "there is no plane gpu9" in suite.ctl("quarantine", "gpu9", status=1).stderr

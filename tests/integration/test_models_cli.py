@@ -7,7 +7,6 @@ import json
 import os
 import struct
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from functools import partial
@@ -27,10 +26,7 @@ def ctl(suite: Any, *words: str, status: int = 0) -> str:
 
 
 def run(suite: Any, *words: str, status: int) -> subprocess.CompletedProcess[str]:
-    environment = {**suite.environment, "SYNTROP_RUN_ROOT": suite.root}
-    command = [sys.executable, "-m", "syntrop.ctl", "models", *words]
-    done = subprocess.run(command, check=False, env=environment, capture_output=True, text=True, timeout=120)
-    assert done.returncode == status, done.stderr + suite.log()
+    done: subprocess.CompletedProcess[str] = suite.ctl("models", *words, status=status)
     return done
 
 

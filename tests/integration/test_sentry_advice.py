@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import mmap
 from collections.abc import Callable, Coroutine, Iterator
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import test_runtimed as runtimed
 
 from syntrop.common import loop
 from syntrop.common.gguf import parse
@@ -30,18 +30,7 @@ HERE = Path(__file__).parent
 WORDS = HERE.parent / "data" / "incidents" / "words.jsonl"
 CLOCK = Clock()
 UNIT = "web.service"
-
-
-def _module(name: str, path: Path) -> Any:
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-runtimed: Any = _module("runtimed_suite_s", HERE / "test_runtimed.py")
-MODEL: str = runtimed.MODEL
+MODEL = runtimed.MODEL
 
 
 @pytest.fixture(scope="module")

@@ -5,18 +5,15 @@ from __future__ import annotations
 
 import json
 import socket
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from bus_double import Bus
+from manager_double import NAME, PATH, ManagerDouble
+from waiting import wait_for
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from manager_double import NAME, PATH, Bus, ManagerDouble
-
-from conftest import wait_for
 from syntrop.common import dbus
 from syntrop.sentry import unitnames
 
@@ -33,7 +30,7 @@ class Host(ManagerDouble):
         self.hopeless: set[str] = set()
         super().__init__(bus)
 
-    def _answer(self, message: dbus.Message) -> tuple[str, list[Any]] | str:
+    def tell(self, message: dbus.Message) -> tuple[str, Sequence[Any]] | str:
         if message.member == "LoadUnit":
             return "o", [unitnames.path(message.body[0])]
         if message.member == "RestartUnit":
@@ -44,7 +41,7 @@ class Host(ManagerDouble):
             result = "failed" if unit in self.hopeless else "done"
             self.signal(PATH, f"{NAME}.Manager", "JobRemoved", "uoss", [1, job, unit, result])
             return "o", [job]
-        return super()._answer(message)
+        return super().tell(message)
 
     def start(self, unit: str) -> None:
         if unit in self.hopeless:

@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from bus_double import Bus
+from manager_double import NAME, PATH, ManagerDouble
 
 from syntrop.common import dbus, loop
 from syntrop.sentry.ears import Ears
@@ -16,10 +17,6 @@ from syntrop.sentry.link import PENDING_MAX
 from syntrop.sentry.manager import Manager
 from syntrop.sentry.policy import Occasion
 from syntrop.sentry.trigger import SIGNAL, Trigger
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-from manager_double import NAME, PATH, Bus, ManagerDouble
 
 WEB, DB = "web.service", "db.service"
 ONE, TWO = "1" * 32, "2" * 32

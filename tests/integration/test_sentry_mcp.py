@@ -8,17 +8,15 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from bus_double import Bus
+from manager_double import ManagerDouble
 from mcp import Client, StdioServerParameters
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-from manager_double import Bus, ManagerDouble
+from waiting import wait_for
 
 SOURCE = str(Path(__file__).parents[2] / "src")
 PATIENCE = 60.0
@@ -55,10 +53,8 @@ def supervisor(tmp_path: Path) -> Iterator[Path]:
         [sys.executable, "-m", "syntrop.sentry", f"--listen={path}"], env=environment(tmp_path, bus)
     )
     try:
-        until = time.monotonic() + PATIENCE
-        while not path.exists():
-            assert daemon.poll() is None and time.monotonic() < until
-            time.sleep(0.05)
+        wait_for(lambda: path.exists() or daemon.poll() is not None, "it listens", PATIENCE)
+        assert daemon.poll() is None
         yield tmp_path
     finally:
         daemon.terminate()

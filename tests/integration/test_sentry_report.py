@@ -11,13 +11,13 @@ import subprocess
 import sys
 import sysconfig
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from waiting import wait_for
 
 TREE = Path(__file__).parents[2]
 MONITORED = {
@@ -182,16 +182,13 @@ def test_the_interface_takes_it_and_a_storm_starts_no_interpreter(program: Path,
         "SYNTROP_RUN_ROOT": str(tmp_path), "SYNTROP_CONFIG_ROOT": str(tmp_path), "TOLD": str(told),
         "PYTHONPATH": str(TREE / "src"), "STATE_DIRECTORY": str(tmp_path / "state"),
     }  # fmt: skip
-    (tmp_path / "systemd-sentry").mkdir()
+    path = tmp_path / "systemd-sentry/sentry.sock"
+    path.parent.mkdir()
     units = [f"unit-{number}.service" for number in range(200)]
-    daemon = subprocess.Popen(
-        [sys.executable, "-c", DAEMON, f"--listen={tmp_path}/systemd-sentry/sentry.sock"], env=environment
-    )
+    daemon = subprocess.Popen([sys.executable, "-c", DAEMON, f"--listen={path}"], env=environment)
     try:
-        until = time.monotonic() + 60
-        while not (tmp_path / "systemd-sentry/sentry.sock").exists():
-            assert daemon.poll() is None and time.monotonic() < until
-            time.sleep(0.05)
+        wait_for(lambda: path.exists() or daemon.poll() is not None, "it listens", 60)
+        assert daemon.poll() is None
         storm = [
             subprocess.Popen([str(program), unit], env={"SYNTROP_RUN_ROOT": str(tmp_path), **MONITORED})
             for unit in units

@@ -5,32 +5,16 @@ word."""
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from machine import Machine
-from suite import CALL
+from supervision import SENTRY, UNITS, VICTIM, ask, call, configure, incidents, wait
 
-SENTRY = "/run/systemd-sentry/sentry.sock"
 TOOLD = "/run/syntrop/io.syntrop.Tool1"
-UNITS = "/etc/systemd/system"
 STORM = 200
-SETTINGS = """
-[watch]
-mode = "resident"
-[diagnose]
-model = ""
-patience_sec = 60.0
-[policy]
-actions_per_minute = 5000
-actions_per_hour = 5000
-[restore]
-probation_sec = 1.5
-"""
-# One that runs, and one whose work fails: a job, about which a person is asked.
-VICTIM = "[Unit]\nStartLimitIntervalSec=0\n[Service]\nExecStart=/usr/bin/sleep infinity\n"
+# One whose work fails: a job, about which a person is asked.
 JOB = "[Service]\nType=oneshot\nExecStart=/usr/bin/test -e /run/job-may-succeed\n"
 # It dies a moment after each start, which is past its readiness and within the probation.
 FRAIL = "[Unit]\nStartLimitIntervalSec=0\n[Service]\nExecStart=/bin/bash -c 'sleep 0.3; kill -SEGV $$$$'\n"
@@ -40,10 +24,7 @@ TYPO = "[Service]\nExecStart=\nExecStart=/usr/bin/sleeep infinity\n"
 @pytest.fixture(scope="module")
 def host(machine: Machine) -> Iterator[Machine]:
     """Resident, with units that were there before anybody watched."""
-    machine.write("/etc/syntrop/systemd-sentry.toml", SETTINGS)
-    machine.write(
-        "/etc/syntrop/toold.toml", "[rates]\nchanges_per_minute = 5000\nchanges_per_unit_per_minute = 5000\n"
-    )
+    configure(machine, probation=1.5, mode="resident")
     for name, text in (("victim@", VICTIM), ("job", JOB), ("frail", FRAIL), ("frailer", FRAIL)):
         machine.write(f"{UNITS}/{name}.service", text)
     machine.run("systemctl daemon-reload")
@@ -52,32 +33,6 @@ def host(machine: Machine) -> Iterator[Machine]:
     machine.run("systemctl start systemd-sentry.service")
     wait(lambda: ask(machine, "GetStatus")["status"] == "ok", "it hears")
     yield machine
-
-
-def call(machine: Machine, endpoint: str, method: str, **parameters: Any) -> dict[str, Any]:
-    reply: dict[str, Any] = json.loads(machine.run_python(CALL, endpoint, method, json.dumps(parameters)))
-    return reply
-
-
-def ask(machine: Machine, method: str, **parameters: Any) -> dict[str, Any]:
-    reply = call(machine, SENTRY, f"io.syntrop.Sentry1.{method}", **parameters)
-    assert "error" not in reply, (reply, machine.journal("systemd-sentry.service"))
-    answer: dict[str, Any] = reply.get("parameters", {})
-    return answer
-
-
-def wait(condition: Callable[[], Any], what: str, seconds: float = 120.0) -> Any:
-    deadline = time.monotonic() + seconds
-    while not (found := condition()):
-        assert time.monotonic() < deadline, what
-        time.sleep(0.05)
-    return found
-
-
-def incidents(machine: Machine, unit: str) -> list[dict[str, Any]]:
-    """Of a unit, oldest first."""
-    found: list[dict[str, Any]] = ask(machine, "ListIncidents", unit=unit, limit=1000)["incidents"]
-    return found[::-1]
 
 
 def ended(machine: Machine, unit: str, number: int = 1) -> dict[str, Any]:

@@ -3,32 +3,16 @@
 
 from __future__ import annotations
 
-import json
 import re
-import time
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 from machine import Machine
-from suite import CALL, DAEMONS, set_idle
+from suite import DAEMONS, set_idle
+from supervision import SERVICE, UNITS, VICTIM, ask, configure, incidents, wait
 
-SENTRY = "/run/systemd-sentry/sentry.sock"
-SERVICE = "systemd-sentry.service"
-UNITS = "/etc/systemd/system"
 OPTIONAL = "/usr/lib/syntrop/units/optional"
 DROP_IN = "50-syntrop-triage.conf"
-SETTINGS = """
-[diagnose]
-model = ""
-patience_sec = 60.0
-[policy]
-actions_per_minute = 5000
-actions_per_hour = 5000
-[restore]
-probation_sec = 1.0
-"""
-VICTIM = "[Unit]\nStartLimitIntervalSec=0\n[Service]\nExecStart=/usr/bin/sleep infinity\n"
 FLAPPING = "[Service]\nExecStart=/usr/bin/false\nRestart=always\nRestartSec=100ms\n"
 STORM = 50
 RESIDENT_KIB = 28 << 10
@@ -37,35 +21,12 @@ RESIDENT_KIB = 28 << 10
 @pytest.fixture(scope="module")
 def host(machine: Machine) -> Iterator[Machine]:
     """Every service that fails is told of; nothing of the supervisor stays."""
-    machine.write("/etc/syntrop/systemd-sentry.toml", SETTINGS)
-    machine.write(
-        "/etc/syntrop/toold.toml", "[rates]\nchanges_per_minute = 5000\nchanges_per_unit_per_minute = 5000\n"
-    )
+    configure(machine, probation=1.0)
     for name, text in (("victim", VICTIM), ("victim@", VICTIM), ("flapping", FLAPPING)):
         machine.write(f"{UNITS}/{name}.service", text)
     machine.run(f"mkdir -p {UNITS}/service.d && ln -s {OPTIONAL}/service.d/{DROP_IN} {UNITS}/service.d/")
     set_idle(machine, "systemd-sentry", 0.3)
     yield machine
-
-
-def call(machine: Machine, method: str, **parameters: Any) -> dict[str, Any]:
-    reply = json.loads(machine.run_python(CALL, SENTRY, f"io.syntrop.Sentry1.{method}", json.dumps(parameters)))
-    assert "error" not in reply, (reply, machine.journal(SERVICE))
-    answer: dict[str, Any] = reply.get("parameters", {})
-    return answer
-
-
-def wait(machine: Machine, condition: Callable[[], Any], what: str, seconds: float = 120.0) -> Any:
-    deadline = time.monotonic() + seconds
-    while not (found := condition()):
-        assert time.monotonic() < deadline, (what, machine.journal())
-        time.sleep(0.1)
-    return found
-
-
-def incidents(machine: Machine, unit: str | None = None) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = call(machine, "ListIncidents", unit=unit, limit=1000)["incidents"]
-    return found
 
 
 def crash(machine: Machine, *units: str) -> None:
@@ -93,12 +54,12 @@ def test_a_failure_wakes_the_supervisor_which_leaves_no_process(host: Machine) -
     host.wait_property(SERVICE, "ActiveState", "inactive", 120)
     invocation = host.property("victim.service", "InvocationID")
     crash(host, "victim.service")
-    wait(host, restarted(host, "victim.service", invocation), "victim.service is started again")
+    wait(restarted(host, "victim.service", invocation), "victim.service is started again", machine=host)
     # It is asked by nobody here, which would wake it.
     host.wait_property(SERVICE, "ActiveState", "inactive", 120)
     assert host.run("pgrep -u sentry", check=False).stdout == ""
     units = "systemctl list-units --state=failed,activating --no-legend 'syntrop-triage@*'"
-    wait(host, lambda: host.run(units).stdout == "", "no report is left")
+    wait(lambda: host.run(units).stdout == "", "no report is left", machine=host)
     (found,) = incidents(host, "victim.service")
     assert (found["status"], found["invocation_id"]) == ("recovered", invocation)
     assert (found["causes"][0]["fault_class"], found["action"]["tool"]) == ("crash", "unit_restart")
@@ -112,14 +73,16 @@ def test_none_of_many_at_once_is_lost(host: Machine) -> None:
     def told() -> bool:
         return {one["unit"] for one in incidents(host)} >= set(units)
 
-    wait(host, told, "all of them are told of", 300)
+    wait(told, "all of them are told of", 300, machine=host)
     assert "could not be told" not in host.journal()
 
     # Those that are being started again cancel a stop.
     def stopped() -> bool:
         return host.run(["systemctl", "stop", *units], check=False, timeout=180).returncode == 0
 
-    wait(host, lambda: call(host, "GetStatus")["open_incidents"] == 0 and stopped(), "they have stopped", 300)
+    wait(
+        lambda: ask(host, "GetStatus")["open_incidents"] == 0 and stopped(), "they have stopped", 300, machine=host
+    )
 
 
 def test_a_report_that_fails_is_said_and_not_reported(host: Machine) -> None:
@@ -128,7 +91,7 @@ def test_a_report_that_fails_is_said_and_not_reported(host: Machine) -> None:
     host.write(f"{UNITS}/untold.service", "[Service]\nExecStart=/usr/bin/false\n")
     host.run("systemctl daemon-reload; systemctl start untold.service", check=False)
     said = "The failure of untold.service could not be told to systemd-sentry"
-    wait(host, lambda: said in host.journal(), "it is said", 60)
+    wait(lambda: said in host.journal(), "it is said", 60, machine=host)
     host.path(elsewhere).unlink()
     host.run("systemctl daemon-reload")
     assert "syntrop-triage@syntrop-triage@" not in host.journal()
@@ -140,24 +103,24 @@ def test_it_stays_and_hears_of_what_is_restarted(host: Machine) -> None:
     host.run(f"ln -s {OPTIONAL}/{SERVICE}.d/resident.conf {UNITS}/{SERVICE}.d/")
     host.run(f"systemctl add-wants multi-user.target {SERVICE}")
     host.run(f"systemctl daemon-reload && systemctl restart {SERVICE}")
-    wait(host, lambda: call(host, "GetStatus")["mode"] == "resident", "it is resident")
-    wait(host, lambda: call(host, "GetStatus")["status"] == "ok", "it hears")
+    wait(lambda: ask(host, "GetStatus")["mode"] == "resident", "it is resident", machine=host)
+    wait(lambda: ask(host, "GetStatus")["status"] == "ok", "it hears", machine=host)
     process = host.property(SERVICE, "MainPID")
     assert host.property(SERVICE, "NRestarts") == "0"
 
     host.run("systemctl daemon-reexec; systemctl start victim.service")
-    wait(host, lambda: call(host, "GetStatus")["status"] == "ok", "it hears again")
+    wait(lambda: ask(host, "GetStatus")["status"] == "ok", "it hears again", machine=host)
     invocation = host.property("victim.service", "InvocationID")
     crash(host, "victim.service")
-    wait(host, lambda: invocation in [one["invocation_id"] for one in incidents(host)], "it heard")
+    wait(lambda: invocation in [one["invocation_id"] for one in incidents(host)], "it heard", machine=host)
 
     host.run("systemctl start flapping.service", check=False)
-    wait(host, lambda: incidents(host, "flapping.service"), "it heard of what the manager restarts")
+    wait(lambda: incidents(host, "flapping.service"), "it heard of what the manager restarts", machine=host)
     host.wait_property("flapping.service", "ActiveState", "failed", 60)
 
     assert host.property(SERVICE, "MainPID") == process
     # The journal is let go of some seconds after the last look at it.
-    wait(host, lambda: resident_kib(host, process) <= RESIDENT_KIB, "it is small", 60)
+    wait(lambda: resident_kib(host, process) <= RESIDENT_KIB, "it is small", 60, machine=host)
 
 
 def resident_kib(machine: Machine, process: str) -> int:

@@ -17,9 +17,15 @@ from typing import Any
 
 import pytest
 
+sys.path.insert(0, str(Path(__file__).parents[2]))  # test folders are no packages
+
+import machines
+
 SOURCE = str(Path(__file__).parents[3] / "src")
 TIMEOUT = 60.0
 NOT_RUN = pytest.StashKey[list[str]]()
+# A machine under test may be pressed hard by what else runs there; that is not what is tested here.
+CALM = "[tuning]\ncritical_memory = 100.0\ncritical_memory_full = 100.0\ncritical_io = 100.0\n"
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -238,3 +244,13 @@ def launch(tmp_path: Path) -> Iterator[Launcher]:
     launcher = Launcher(tmp_path)
     yield launcher
     launcher.close()
+
+
+@pytest.fixture
+def arbiter(launch: Launcher, tmp_path: Path) -> Activated:
+    """inferenced on a machine with two GPUs, whose processes are ours."""
+    place = machines.unpack("amd-pair", tmp_path / "machine")
+    folder = tmp_path / "inferenced" / "etc"
+    folder.mkdir(parents=True)
+    (folder / "inferenced.toml").write_text(CALM)
+    return launch("inferenced", idle=300.0, environment={"SYNTROP_SYS_ROOT": place["SYNTROP_SYS_ROOT"]})

@@ -4,9 +4,7 @@ quarantine, the gang is released, and the healthy plane is leased again at once.
 
 from __future__ import annotations
 
-import importlib.util
 import os
-import sys
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -21,33 +19,13 @@ INFERENCE1 = "io.syntrop.Inference1."
 SOCKET, SENTRY = "io.syntrop.Inference1", "sentry.sock"
 FIRST, SECOND = "gpu-0000:43:00.0", "gpu-0000:63:00.0"
 GIB = 1 << 30
-CALM = "[tuning]\ncritical_memory = 100.0\ncritical_memory_full = 100.0\ncritical_io = 100.0\n"
 LOGS = Path(__file__).parents[2] / "data" / "incidents" / "gpu"
-
-
-def helper(name: str) -> Any:
-    spec = importlib.util.spec_from_file_location(f"syntrop_{name}", Path(__file__).parents[2] / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-@pytest.fixture
-def arbiter(launch: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """inferenced on that machine, whose processes are ours."""
-    place = helper("machines").unpack("amd-pair", tmp_path / "machine")
-    monkeypatch.setenv("SYNTROP_SYS_ROOT", place["SYNTROP_SYS_ROOT"])
-    folder = tmp_path / "inferenced" / "etc"
-    folder.mkdir(parents=True)
-    (folder / "inferenced.toml").write_text(CALM)
-    return launch("inferenced", idle=300.0, environment={"SYNTROP_SYS_ROOT": place["SYNTROP_SYS_ROOT"]})
 
 
 @pytest.fixture
 def ask(arbiter: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     monkeypatch.setenv("SYNTROP_RUN_ROOT", str(arbiter.run))
+    monkeypatch.setenv("SYNTROP_SYS_ROOT", arbiter.environment["SYNTROP_SYS_ROOT"])
     monkeypatch.setattr(accelerators, "TIMEOUT", 120.0)  # inferenced may be slow to start on a busy machine
 
     def run(work: Callable[[Peers], Coroutine[Any, Any, Any]]) -> Any:

@@ -264,9 +264,9 @@ def test_a_broken_model_takes_nothing(root: Path, loads: list[str]) -> None:
     run(root, body)
 
 
-def test_a_refusal_that_nobody_waits_for_is_no_fault(
-    root: Path, loads: list[str], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+@pytest.fixture
+def held(loads: list[str], monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, threading.Event]:
+    """Loading is held: set once one has begun, and to be set for it to go on."""
     loading, go_on = threading.Event(), threading.Event()
     load = libraries._load
 
@@ -276,6 +276,13 @@ def test_a_refusal_that_nobody_waits_for_is_no_fault(
         return load(*what)
 
     monkeypatch.setattr(libraries, "_load", slowly)
+    return loading, go_on
+
+
+def test_a_refusal_that_nobody_waits_for_is_no_fault(
+    root: Path, held: tuple[threading.Event, threading.Event], capfd: pytest.CaptureFixture[str]
+) -> None:
+    loading, go_on = held
 
     async def body(library: Library, store: Store, busy: Busy) -> None:
         store.names["bad:1"] = "sha256:bad"
@@ -319,12 +326,13 @@ def test_threads_change_while_models_are_loaded(root: Path, loads: list[str]) ->
 
 def test_a_step_that_runs_holds_up_the_threads_and_not_the_loop(root: Path, loads: list[str]) -> None:
     """A model takes new threads between two steps; whoever has none follows, and the others all the same."""
-    step = threading.Lock()
+    step, asked = threading.Lock(), threading.Event()
 
     async def body(library: Library, store: Store, busy: Busy) -> None:
         model, other = await library.get("a"), await library.get("b:1")
 
         def busy_with_a_step(threads: int) -> None:
+            asked.set()
             with step:
                 model.model.threads = threads
                 raise ModelError("threads", "there are none")
@@ -332,7 +340,7 @@ def test_a_step_that_runs_holds_up_the_threads_and_not_the_loop(root: Path, load
         model.model.set_threads = busy_with_a_step
         with step:
             changing = loop.spawn(library.set_threads(3))
-            for _ in range(20):
+            while not asked.is_set():
                 await loop.sleep(0.001)
             assert not changing.done
         await changing
@@ -342,17 +350,9 @@ def test_a_step_that_runs_holds_up_the_threads_and_not_the_loop(root: Path, load
 
 
 def test_a_model_that_is_being_loaded_has_the_new_threads_too(
-    root: Path, loads: list[str], monkeypatch: pytest.MonkeyPatch
+    root: Path, held: tuple[threading.Event, threading.Event]
 ) -> None:
-    loading, go_on = threading.Event(), threading.Event()
-    load = libraries._load
-
-    def slowly(*what: Any) -> Loaded:
-        loading.set()
-        assert go_on.wait(60)
-        return load(*what)
-
-    monkeypatch.setattr(libraries, "_load", slowly)
+    loading, go_on = held
 
     async def body(library: Library, store: Store, busy: Busy) -> None:
         getting = loop.spawn(library.get("a"))
