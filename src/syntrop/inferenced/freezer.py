@@ -10,6 +10,7 @@ from __future__ import annotations
 from time import monotonic
 
 from syntrop.common import cgroup, journal, loop
+from syntrop.common.turn import Turn
 from syntrop.inferenced import targets
 from syntrop.inferenced.standstill import FreezeError
 
@@ -48,13 +49,13 @@ class Manager:
 
     def __init__(self) -> None:
         self._bus: Bus | None = None
-        self._turn: loop.Event | None = None
+        self._turn = Turn()
         self._warmed = -PAUSE_SEC
 
     def warm(self) -> None:
         """Make ready what the next call takes: the connection, and polkit, whom the manager asks and the bus may
         have to start."""
-        if self._bus is None and self._turn is None and monotonic() - self._warmed >= PAUSE_SEC:
+        if self._bus is None and not self._turn.taken and monotonic() - self._warmed >= PAUSE_SEC:
             self._warmed = monotonic()
             loop.spawn(self._warm(), "greet the manager")
 
@@ -82,26 +83,21 @@ class Manager:
         """Raises FreezeError, DBusError."""
         from syntrop.common import dbus
 
-        while self._turn is not None:
-            await self._turn.wait()
-        self._turn = loop.Event()
-        try:
-            with loop.deadline(seconds):
-                await work()
-        except TimeoutError:
-            self.close()
-            raise FreezeError(f"the manager did not answer {what} in {seconds:g} s") from None
-        except dbus.DBusError:
-            raise
-        except OSError as error:
-            self.close()
-            raise FreezeError(f"{what}: {error.strerror or error}") from None
-        except BaseException:
-            self.close()  # the reply may still be on its way
-            raise
-        finally:
-            turn, self._turn = self._turn, None
-            turn.set()
+        async with self._turn:
+            try:
+                with loop.deadline(seconds):
+                    await work()
+            except TimeoutError:
+                self.close()
+                raise FreezeError(f"the manager did not answer {what} in {seconds:g} s") from None
+            except dbus.DBusError:
+                raise
+            except OSError as error:
+                self.close()
+                raise FreezeError(f"{what}: {error.strerror or error}") from None
+            except BaseException:
+                self.close()  # the reply may still be on its way
+                raise
 
     async def _call(self, member: str, signature: str, values: Sequence[Any]) -> None:
         from syntrop.common import dbus

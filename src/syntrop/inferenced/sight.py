@@ -6,6 +6,7 @@ from __future__ import annotations
 import socket
 
 from syntrop.common import journal, loop, paths
+from syntrop.common.turn import Turn
 from syntrop.inferenced import fdinfo, lookout
 
 TYPE_CHECKING = False
@@ -25,32 +26,28 @@ class Sight:
         self.kept = False
         """Whether it stays connected."""
         self._socket: socket.socket | None = None
-        self._turn: loop.Event | None = None
+        self._turn = Turn()
         self._noted = False
 
     async def look(self, pids: Collection[int] | None = None) -> fdinfo.Look:
         """Look at these processes, or at all."""
         if pids is not None and not pids:
             return fdinfo.Look()
-        while self._turn is not None:
-            await self._turn.wait()
-        self._turn = loop.Event()
-        try:
-            with loop.deadline(ANSWER_SEC):
-                return await self._ask(pids)
-        except (OSError, ValueError) as error:  # TimeoutError is an OSError
-            self._close()
-            if not self._noted:
-                journal.info(f"The lookout does not tell who has devices open: {error or 'no answer'}")
-            self._noted = True
-        except BaseException:
-            self._close()  # the answer may still be on its way
-            raise
-        finally:
-            turn, self._turn = self._turn, None
-            turn.set()
-            if not self.kept:
+        async with self._turn:
+            try:
+                with loop.deadline(ANSWER_SEC):
+                    return await self._ask(pids)
+            except (OSError, ValueError) as error:  # TimeoutError is an OSError
                 self._close()
+                if not self._noted:
+                    journal.info(f"The lookout does not tell who has devices open: {error or 'no answer'}")
+                self._noted = True
+            except BaseException:
+                self._close()  # the answer may still be on its way
+                raise
+            finally:
+                if not self.kept:
+                    self._close()
         return await loop.thread(fdinfo.look, pids)
 
     def keep(self) -> None:
@@ -60,7 +57,7 @@ class Sight:
     def rest(self) -> None:
         """There will be none for the time being."""
         self.kept = False
-        if self._turn is None:
+        if not self._turn.taken:
             self._close()
 
     async def _ask(self, pids: Collection[int] | None) -> fdinfo.Look:

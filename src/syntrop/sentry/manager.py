@@ -8,6 +8,7 @@ serves all, is opened at the first question, and comes back by itself while some
 from __future__ import annotations
 
 from syntrop.common import dbus, dbusprops, journal, loop
+from syntrop.common.turn import Turn
 from syntrop.sentry import link, unitnames
 from syntrop.sentry.policy import Occasion
 
@@ -102,7 +103,7 @@ class Manager:
 
     def __init__(self) -> None:
         self._link: link.Link | None = None
-        self._opening: loop.Event | None = None
+        self._opening = Turn()
         self._listeners: list[Listener] = []
         self._returning: loop.Task[None] | None = None
         self._closed = False
@@ -254,19 +255,12 @@ class Manager:
         return await ask(*arguments)
 
     async def _connected(self) -> link.Link:
-        while self._opening is not None:
-            await self._opening.wait()
-        if self._closed:
-            raise ConnectionResetError("the manager is not talked to any more")
-        if self._link is not None and self.connected:
+        async with self._opening:
+            if self._closed:
+                raise ConnectionResetError("the manager is not talked to any more")
+            if self._link is None or self._link.closed:
+                self._link = await link.connect(self._signal, self._lost)
             return self._link
-        self._opening = loop.Event()
-        try:
-            self._link = await link.connect(self._signal, self._lost)
-            return self._link
-        finally:
-            opening, self._opening = self._opening, None
-            opening.set()
 
     async def _subscribe(self, bus: link.Link, rules: Sequence[str]) -> None:
         for rule in rules:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 
-from syntrop.common import paths, psi
+from syntrop.common import paths, pressure
 from syntrop.sentry import evidence
 
 TYPE_CHECKING = False
@@ -110,10 +110,4 @@ def _writable(device: int) -> bool:
 
 def stalls() -> tuple[Stall, ...]:
     """Pressure on the whole machine now."""
-    found = {}
-    for resource in psi.RESOURCES:
-        try:
-            found[resource] = psi.read(resource)
-        except psi.PsiError:
-            continue
-    return evidence.stalls(found)
+    return evidence.stalls(pressure.read())

@@ -12,6 +12,7 @@ from syntrop.sentry.settings import RESIDENT
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
     from typing import Any
 
     from syntrop.common.service import Daemon
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from syntrop.sentry.assembly import Assembly
     from syntrop.sentry.guards import Hold
     from syntrop.sentry.incident import Incident
-    from syntrop.sentry.peers import PeerError, Peers
+    from syntrop.sentry.peers import Peers
     from syntrop.sentry.phases import Span
     from syntrop.sentry.supervisor import Supervisor
 
@@ -257,30 +258,21 @@ class Sentry1:
         reason: str | None = None,
         allowInteractiveAuthentication: bool | None = None,
     ) -> dict[str, Any]:
-        from syntrop.common import authority
         from syntrop.sentry import accelerators
-        from syntrop.sentry.peers import PeerError
 
-        await authority.authorize(call, interactive=allowInteractiveAuthentication, details={"plane": plane[:256]})
-        try:
-            await accelerators.quarantine(self._supervisor().kit.peers, plane, reason or "")
-        except PeerError as error:
-            raise _plane(plane, error) from None
-        return {}
+        return await self._change_plane(
+            call, plane, allowInteractiveAuthentication,
+            lambda peers: accelerators.quarantine(peers, plane, reason or ""),
+        )  # fmt: skip
 
     async def Clear(
         self, call: Call, plane: str, allowInteractiveAuthentication: bool | None = None
     ) -> dict[str, Any]:
-        from syntrop.common import authority
         from syntrop.sentry import accelerators
-        from syntrop.sentry.peers import PeerError
 
-        await authority.authorize(call, interactive=allowInteractiveAuthentication, details={"plane": plane[:256]})
-        try:
-            await accelerators.clear(self._supervisor().kit.peers, plane)
-        except PeerError as error:
-            raise _plane(plane, error) from None
-        return {}
+        return await self._change_plane(
+            call, plane, allowInteractiveAuthentication, lambda peers: accelerators.clear(peers, plane)
+        )
 
     # --- inside --------------------------------------------------------------------------------------------
 
@@ -311,6 +303,23 @@ class Sentry1:
         if found.get("LoadState") == "not-found" and found.get("ActiveState", "inactive") == "inactive":
             raise VarlinkError(_INTERFACE + "NoSuchUnit", unit=unit)
         return str(found.get("Id") or unit)
+
+    async def _change_plane(
+        self, call: Call, plane: str, interactive: bool | None, change: Callable[[Peers], Awaitable[object]]
+    ) -> dict[str, Any]:
+        from syntrop.common import authority
+        from syntrop.sentry import accelerators
+        from syntrop.sentry.peers import PeerError
+
+        await authority.authorize(call, interactive=interactive, details={"plane": plane[:256]})
+        try:
+            await change(self._supervisor().kit.peers)
+        except PeerError as error:
+            if accelerators.is_unknown(error):
+                raise VarlinkError(_INTERFACE + "PlaneNotFound", plane=plane) from None
+            reason = error.reason
+            raise VarlinkError(_INTERFACE + "PeerFailed", daemon=error.daemon, reason=reason) from None
+        return {}
 
     def _staged(self, supervisor: Supervisor, id: str) -> Incident:
         found = supervisor.staged(id)
@@ -352,14 +361,6 @@ def _name(unit: str) -> None:
 
 def _no_such(id: str) -> VarlinkError:
     return VarlinkError(_INTERFACE + "NoSuchIncident", id=id)
-
-
-def _plane(plane: str, error: PeerError) -> VarlinkError:
-    from syntrop.sentry import accelerators
-
-    if accelerators.is_unknown(error):
-        return VarlinkError(_INTERFACE + "PlaneNotFound", plane=plane)
-    return VarlinkError(_INTERFACE + "PeerFailed", daemon=error.daemon, reason=error.reason)
 
 
 def _left(folder: str, *files: str) -> bool:

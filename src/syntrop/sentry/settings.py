@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from syntrop.common import protected
 from syntrop.common.settings import Setting
 
 RESIDENT, ON_DEMAND = "resident", "on_demand"
@@ -35,17 +36,7 @@ TABLE: tuple[Setting, ...] = (
         minimum=0.0,
         maximum=60.0,
     ),
-    Setting(
-        "units_allow",
-        list,
-        ["*"],
-        "Units that may be acted on, as globs. PID 1, journald, logind, the bus, udev, sshd and the suite itself "
-        "are never among them.",
-        section="policy",
-    ),
-    Setting(
-        "units_deny", list, [], "Units that may not be acted on, as globs. Stronger than allow.", section="policy"
-    ),
+    *protected.SETTINGS,
     Setting(
         "maintenance",
         list,

@@ -3,20 +3,11 @@
 
 from __future__ import annotations
 
+from syntrop.common import protected
 from syntrop.common.settings import Setting
 
 TABLE: tuple[Setting, ...] = (
-    Setting(
-        "units_allow",
-        list,
-        ["*"],
-        "Units that remediation tools may act on, as globs. PID 1, journald, logind, the bus, udev, sshd and the "
-        "suite itself are never among them.",
-        section="policy",
-    ),
-    Setting(
-        "units_deny", list, [], "Units that they may not act on, as globs. Stronger than allow.", section="policy"
-    ),
+    *protected.SETTINGS,
     Setting(
         "files_allow",
         list,

@@ -208,24 +208,26 @@ def change(paths: list[Path], after: Image | None = None) -> Record:
     return Record(tool="revert_dropin", summary="a change", steps=steps, target_path=str(paths[0]))
 
 
+def carried_out(root: Path, wanted: Record) -> Record:
+    """As a change goes where nothing interrupts it."""
+    record = undo.prepare(str(root), wanted)
+    undo.carry_out(record)
+    undo.commit(str(root), record)
+    return record
+
+
 def test_a_change_is_taken_back_and_that_too(tmp_path: Path) -> None:
     root, path = tmp_path / "state", made(tmp_path / "file")
     root.mkdir()
     before = attributes(path)
-    record = undo.prepare(str(root), change([path]))
-    undo.carry_out(record)
-    undo.commit(str(root), record)
+    record = carried_out(root, change([path]))
     assert not path.exists()
 
     first = undo.find(str(root), record.id)
-    back = undo.prepare(str(root), undo.reverse(first, {"uid": 7}))
-    undo.carry_out(back)
-    undo.commit(str(root), back)
+    back = carried_out(root, undo.reverse(first, {"uid": 7}))
     assert (path.read_bytes(), attributes(path)) == (b"content", before)
 
-    again = undo.prepare(str(root), undo.reverse(undo.find(str(root), back.id)))
-    undo.carry_out(again)
-    undo.commit(str(root), again)
+    again = carried_out(root, undo.reverse(undo.find(str(root), back.id)))
     assert not path.exists()
     listed = undo.listing(str(root))
     assert [one.id for one in listed] == [again.id, back.id, record.id]
@@ -235,13 +237,9 @@ def test_a_change_is_taken_back_and_that_too(tmp_path: Path) -> None:
 def test_what_came_in_between_is_kept_too(tmp_path: Path) -> None:
     root, path = tmp_path / "state", made(tmp_path / "file")
     root.mkdir()
-    record = undo.prepare(str(root), change([path]))
-    undo.carry_out(record)
-    undo.commit(str(root), record)
+    record = carried_out(root, change([path]))
     path.write_text("somebody's work since")
-    back = undo.prepare(str(root), undo.reverse(record))
-    undo.carry_out(back)
-    undo.commit(str(root), back)
+    back = carried_out(root, undo.reverse(record))
     assert path.read_bytes() == b"content"
     again = undo.reverse(back)
     undo.carry_out(undo.prepare(str(root), again))
@@ -251,9 +249,7 @@ def test_what_came_in_between_is_kept_too(tmp_path: Path) -> None:
 def test_what_came_in_between_is_not_touched_where_that_is_asked_for(tmp_path: Path) -> None:
     root, path = tmp_path / "state", made(tmp_path / "file")
     root.mkdir()
-    record = undo.prepare(str(root), change([path]))
-    undo.carry_out(record)
-    undo.commit(str(root), record)
+    record = carried_out(root, change([path]))
     kept = undo.find(str(root), record.id)
     path.write_text("somebody's work since")
     with pytest.raises(undo.UndoError, match="was changed since"):
@@ -261,9 +257,7 @@ def test_what_came_in_between_is_not_touched_where_that_is_asked_for(tmp_path: P
     assert path.read_text() == "somebody's work since"
     path.unlink()
     for _ in range(2):  # the second time it is taken back already, which is no fault
-        back = undo.prepare(str(root), undo.reverse(kept, only_unchanged=True))
-        undo.carry_out(back)
-        undo.commit(str(root), back)
+        carried_out(root, undo.reverse(kept, only_unchanged=True))
         assert path.read_bytes() == b"content"
 
 
@@ -313,9 +307,7 @@ def test_nothing_is_written_where_no_record_can_be(tmp_path: Path) -> None:
 def test_damaged_blobs_are_never_restored(tmp_path: Path) -> None:
     root, path = tmp_path / "state", made(tmp_path / "file", b"x" * (1 << 17))
     root.mkdir()
-    record = undo.prepare(str(root), change([path]))
-    undo.carry_out(record)
-    undo.commit(str(root), record)
+    record = carried_out(root, change([path]))
     blob = root / "rollbacks" / f"{record.id}.blobs" / "0"
     blob.write_bytes(b"y" * (1 << 17))
     with pytest.raises(Mismatch, match="damaged"):
@@ -336,9 +328,7 @@ def test_retention(tmp_path: Path) -> None:
     ids = []
     for number in range(6):
         path.write_bytes(bytes([number]) * 100_000)
-        record = undo.prepare(str(root), change([path]))
-        undo.carry_out(record)
-        undo.commit(str(root), record)
+        record = carried_out(root, change([path]))
         ids.append(record.id)
     now = record.timestamp_us
 
@@ -362,9 +352,7 @@ def test_a_clock_that_went_back_makes_nothing_new_old(tmp_path: Path, monkeypatc
     for years in (50, 50, 0, 0):
         monkeypatch.setattr(time, "time_ns", lambda ahead=years: present + ahead * 365 * 86400 * 10**9)
         path.write_bytes(b"x")
-        record = undo.prepare(str(root), change([path]))
-        undo.carry_out(record)
-        undo.commit(str(root), record)
+        record = carried_out(root, change([path]))
         ids.append(record.id)
         stamps.append(record.timestamp_us)
     assert stamps[2:] == [present // 1000] * 2, "its time is the clock's"
