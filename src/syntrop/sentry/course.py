@@ -239,10 +239,12 @@ class Course:
 
     def _exactly(self, step: Step) -> Step:
         """A step with what toold itself is to look at when it comes to it: it may be busy for a while."""
-        if step.tool != "revert_dropin" or len(step.args) != 2:
+        path = next((arg for arg in step.args if arg.startswith("/")), "")
+        if step.tool not in remedy.WRITING or len(step.args) != 2 or not path:
             return step
-        digest = marks.digest(self.incident.marks.get(step.args[1], ""))
-        return remedy.Step(step.tool, [*step.args, digest], step.unit) if digest else step
+        mark = self.incident.marks.get(path, "")
+        content = marks.digest(mark) or (mark if mark == marks.ABSENT and step.tool == "restore_file" else "")
+        return remedy.Step(step.tool, [*step.args, content], step.unit) if content else step
 
     async def _step_again(self, step: Step) -> str:
         """The step that was under way when we ended: done again, where it was not done."""
