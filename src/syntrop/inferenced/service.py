@@ -61,7 +61,7 @@ class Office:
         # What is loaded now stays. The collector need not go through it again and again, 15 ms each time.
         gc.collect()
         gc.freeze()
-        # Of a crowd, ten young generations together take 2 ms, for which an emergency would wait: as many, in parts.
+        # In a crowd ten young generations at once take 2 ms, for which an emergency would wait: as many, in parts.
         gc.set_threshold(700, 2, 35)
         return broker
 

@@ -49,7 +49,7 @@ TOO_MUCH = gangs.message("AcquireLease", priority="Batch", memory_bytes=1 << 45)
 EMERGENCY = gangs.message("AcquireLease", priority="EmergencyTriage", memory_bytes=1 << 20)
 RELEASE = b'{"method":"io.syntrop.Inference1.ReleaseLease","parameters":{"lease_id":"%s"}}\0'
 BURST, REST = 0.6, 0.6 if HURRIED else 0.0
-"""Seconds. At real-time priority, which may take 95 % of a second only, a crowd keeps the daemon busy in bursts."""
+"""Seconds. At real-time priority, which may take 95 % of a second, a crowd keeps the daemon busy in bursts."""
 HAMMERS, EACH = 4, 50
 """Processes of a crowd, and connections of each."""
 
