@@ -285,6 +285,27 @@ def test_a_caller_who_hangs_up_ends_a_look(toold: Toold) -> None:
     assert toold.execute("disk_usage").error is None
 
 
+@pytest.mark.parametrize("name", ["disk_usage", "daemon_reload"])
+def test_first_callers_who_hang_up_take_nothing_with_them(toold: Toold, name: str) -> None:
+    """What is opened for the first caller is there for all: the lock of the state folder, the audit log."""
+    process = toold.unit.process
+    assert process is not None
+    for _ in range(4):
+        clients = [toold.another() for _ in range(8)]
+        process.send_signal(signal.SIGSTOP)
+        for client in clients:
+            client.send(TOOL1 + "ExecuteTool", name=name, args=[])
+            client.close()
+        process.send_signal(signal.SIGCONT)
+        assert toold.execute("disk_usage").error is None
+        process.terminate()
+        process.wait()
+        toold.unit.start()
+        process = toold.unit.process
+        toold.client = toold.another()
+    list(audit.read(toold.root))  # raises where the chain is broken
+
+
 def test_changes_are_counted_over_restarts(launch: Any, tmp_path: Path, host: Path) -> None:
     toold = Toold(launch, tmp_path, host, "[rates]\nchanges_per_minute = 2\n")
     for _ in range(2):
