@@ -174,7 +174,7 @@ def test_a_watch_misses_nothing_from_when_it_is_made(bus: Bus, double: ManagerDo
         with pytest.raises(TimeoutError), loop.deadline(0.1):
             await watch.changed()
         bus.stop()
-        await loop.sleep(0.2)
+        await until(lambda: not manager.connected)
         bus.start()
         again = ManagerDouble(bus)
         await watch.changed()  # what happened meanwhile is not known

@@ -113,12 +113,11 @@ def test_an_action_that_does_not_help_is_taken_back(host: Machine) -> None:
 def test_what_somebody_wanted_is_left_alone(host: Machine) -> None:
     unit = "victim@stopped.service"
     host.run(f"systemctl start {unit}; systemctl stop {unit}")
-    host.write(
-        f"{UNITS}/stubborn.service", "[Service]\nExecStart=/bin/bash -c 'trap \"exit 3\" TERM; sleep 60 & wait'\n"
-    )
-    host.run(
-        "systemctl daemon-reload; systemctl start stubborn.service; sleep 0.3; systemctl stop stubborn.service"
-    )
+    traps = 'trap "exit 3" TERM; touch /run/stubborn; sleep 60 & wait'
+    host.write(f"{UNITS}/stubborn.service", f"[Service]\nExecStart=/bin/bash -c '{traps}'\n")
+    host.run("systemctl daemon-reload; systemctl start stubborn.service")
+    wait(lambda: host.path("/run/stubborn").exists(), "it traps")
+    host.run("systemctl stop stubborn.service")
     assert ended(host, "stubborn.service")["status"] == "dismissed"
     assert incidents(host, unit) == []
     assert host.property("stubborn.service", "ActiveState") == "failed"
