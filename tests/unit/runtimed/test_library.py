@@ -298,6 +298,31 @@ def test_a_refusal_that_nobody_waits_for_is_no_fault(
     assert "Traceback" not in capfd.readouterr().err
 
 
+def test_a_fault_that_nobody_waits_for_is_logged(
+    root: Path,
+    held: tuple[threading.Event, threading.Event],
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    loading, go_on = held
+
+    async def body(library: Library, store: Store, busy: Busy) -> None:
+        def faulty(*_: Any) -> None:
+            raise KeyError("a bug")
+
+        monkeypatch.setattr(library, "_account", faulty)
+        impatient = loop.spawn(library.get("a:1"))
+        while not loading.is_set():
+            await loop.sleep(0.001)
+        await loop.stop(impatient)
+        go_on.set()
+        while library._loading or library._resolving:
+            await loop.sleep(0.001)
+
+    run(root, body)
+    assert "KeyError: 'a bug'" in capfd.readouterr().err
+
+
 def test_a_model_that_goes_before_its_caller_runs_is_loaded_again(root: Path, loads: list[str]) -> None:
     async def body(library: Library, store: Store, busy: Busy) -> None:
         async def evict() -> None:
