@@ -13,6 +13,7 @@ from manager_double import NAME, PATH, ManagerDouble
 
 from syntrop.common import dbus, loop
 from syntrop.sentry.ears import Ears
+from syntrop.sentry.link import PENDING_MAX
 from syntrop.sentry.manager import Manager
 from syntrop.sentry.policy import Occasion
 from syntrop.sentry.trigger import SIGNAL, Trigger
@@ -126,6 +127,48 @@ def test_many_ask_at_once_and_one_that_is_not_answered_holds_nobody_up(double: M
         with pytest.raises(TimeoutError), loop.deadline(0.05):
             await manager.failed()
         assert (await manager.unit(WEB))["ActiveState"] == "active"
+
+    run(use)
+
+
+def test_more_questions_than_the_bus_lets_wait_are_asked_in_turn(double: ManagerDouble) -> None:
+    units = [f"unit-{number}.service" for number in range(300)]
+    for unit in units:
+        double.units[unit] = {"Id": unit, "LoadState": "loaded", "ActiveState": "active", "Job": (0, "/")}
+
+    async def use(manager: Manager) -> None:
+        many = loop.spawn(manager.units(units))
+        occasions = await loop.gather(*(manager.occasion(unit, double.units[unit]) for unit in units))
+        assert occasions == [Occasion()] * len(units)
+        assert {name: one["ActiveState"] for name, one in (await many).items()} == dict.fromkeys(units, "active")
+
+    run(use)
+
+
+def test_no_more_replies_are_due_at_once_than_the_bus_allows(double: ManagerDouble) -> None:
+    double.silent.add("GetAll")
+
+    async def use(manager: Manager) -> None:
+        asking = [loop.spawn(manager.unit(f"unit-{number}.service")) for number in range(200)]
+        await until(lambda: len(double.asked) >= PENDING_MAX)
+        await loop.sleep(0.2)
+        assert len(double.asked) == PENDING_MAX
+        assert not any(task.done for task in asking)
+        for task in asking:
+            await loop.stop(task)
+
+    run(use)
+
+
+def test_more_watches_than_the_bus_keeps_rules_for(double: ManagerDouble) -> None:
+    async def use(manager: Manager) -> None:
+        watches = [await manager.watch(f"unit-{number}.service") for number in range(600)]
+        for watch in watches:
+            watch.close()
+        again = await manager.watch(WEB)
+        double.change(WEB, ActiveState="active")
+        await again.changed()
+        again.close()
 
     run(use)
 

@@ -35,6 +35,7 @@ def crashed(machine: Machine) -> Machine:
     machine.write(DROP_IN, "[Service]\nEnvironment=CODE=0\n")
     machine.run("systemctl daemon-reload && systemctl start victim.service")
     call(machine, "ListRecentDiffs")
+    machine.wait_property("victim.service", "ActiveState", "inactive", 60)  # it is through with its work
     machine.run("systemctl stop contextd.service")
     machine.write(DROP_IN, "[Service]\nEnvironment=CODE=3\n")
     machine.write("/etc/unrelated.conf", "x\n")

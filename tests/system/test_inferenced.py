@@ -95,6 +95,8 @@ def test_who_does_not_answer_is_frozen_and_only_what_it_never_used_is_lent(units
     host = units.host
     holder, urgent = units.busy("deaf", 64), units.idle("urgent")
     with Client(host) as client:
+        # What the kernel counts of 64 interpreters, each of which has begun.
+        wait_for(lambda: int(units.read(holder, "memory.current") or 0) > 64 << 20, "they take memory", host)
         held = batch(client, holder, 6 * GIB)
         lease = interactive(client, urgent, 5 * GIB)
         assert units.stands(holder)
@@ -102,7 +104,6 @@ def test_who_does_not_answer_is_frozen_and_only_what_it_never_used_is_lent(units
         assert states(client) == {held: "Frozen", lease: "Active"}
         told = explain(client, held)
         [resident] = told["resident"]
-        # What the kernel counts of 64 interpreters.
         assert 64 << 20 < resident < 2 * GIB
         assert told["booked"] == 5 * GIB + resident <= told["capacity"]
         assert told["frozen_for"] == [lease]
@@ -379,11 +380,15 @@ class Killer:
         """The daemon's process, as this side of the machine sees it; 0 while there is none."""
         procs = self.host.path("/sys/fs/cgroup/syntrop.slice/inferenced.service/cgroup.procs")
         try:
-            for pid in map(int, procs.read_text().split()):
+            pids = procs.read_text().split()
+        except OSError:
+            return 0
+        for pid in map(int, pids):
+            try:
                 if b"/bin/inferenced\0" in Path(f"/proc/{pid}/cmdline").read_bytes():
                     return pid
-        except OSError:
-            pass
+            except OSError:  # of what is done after the daemon's end, which may be over by now
+                continue
         return 0
 
     def preempt(self, done: threading.Event) -> None:
@@ -405,6 +410,7 @@ class Killer:
                 else:  # it may have less since the last time
                     client.call("ResizeLease", lease_id=held[victim], memory_bytes=3 * GIB)
         pid, done = self.pid(), threading.Event()
+        assert pid, "the daemon answered and is not there"  # 0 is this test's own process group
         preempting = threading.Thread(target=self.preempt, args=(done,))
         preempting.start()
         time.sleep(rest)

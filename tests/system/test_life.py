@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import json
 import re
+import socket
 import time
 from collections.abc import Iterator
 
 import pytest
+from arbiter import wait_for
 from machine import Machine
 from suite import CALL, DAEMONS, IMPORT, MODEL, set_idle
 
@@ -101,8 +103,11 @@ def test_everybody_falls_asleep_and_the_slice_is_empty(machine: Machine) -> None
     for daemon in DAEMONS:
         machine.wait_property(daemon.service, "ActiveState", "inactive", timeout=30.0)
         assert machine.property(daemon.service, "Result") == "success"
-    group = machine.path("/sys/fs/cgroup/syntrop.slice")
-    assert not group.exists() or "populated 0" in (group / "cgroup.events").read_text()
+    try:
+        events = machine.path("/sys/fs/cgroup/syntrop.slice/cgroup.events").read_text()
+    except FileNotFoundError:  # without anything in it, it is removed
+        events = "populated 0"
+    assert "populated 0" in events
     assert "/usr/lib/syntrop" not in machine.run("cat /proc/[0-9]*/cmdline | tr '\\0' ' '").stdout
 
 
@@ -184,13 +189,13 @@ def test_a_daemon_that_cannot_start_is_tried_again_and_not_spun(machine: Machine
     )
     machine.run("systemctl daemon-reload")
     begun = time.monotonic()
-    broken = machine.run_python(
-        "import socket, time; s = socket.socket(socket.AF_UNIX); s.connect('/run/syntrop/io.syntrop.Tool1');"
-        "time.sleep(3.5)"
-    )
-    assert broken == ""
-    tries = int(machine.property("toold.service", "NRestarts"))
-    assert 2 <= tries <= 1 + time.monotonic() - begun  # RestartSec=1s
+    with socket.socket(socket.AF_UNIX) as waiting:
+        waiting.connect(str(machine.path("/run/syntrop/io.syntrop.Tool1")))
+        tries = 0
+        while tries < 4:
+            assert time.monotonic() < begun + 60, "it is not tried again"
+            tries = int(machine.property("toold.service", "NRestarts"))
+            assert tries <= 1 + time.monotonic() - begun  # RestartSec=1s
     machine.run("rm /run/systemd/system/toold.service.d/broken.conf && systemctl daemon-reload")
     reply = machine.run_python(CALL, "/run/syntrop/io.syntrop.Tool1", "org.varlink.service.GetInfo", "{}")
     assert json.loads(reply)["parameters"]["product"] == "toold"
@@ -208,7 +213,11 @@ def test_the_watchdog_ends_a_daemon_that_hangs(machine: Machine) -> None:
     machine.write("/run/systemd/system/contextd.service.d/watchdog.conf", "[Service]\nWatchdogSec=2s\n")
     machine.run("systemctl daemon-reload")
     machine.run(["varlinkctl", "info", CONTEXT])
+    before = int(machine.property("contextd.service", "NRestarts"))
     machine.run("systemctl kill -s STOP contextd.service")
-    machine.wait_property("contextd.service", "NRestarts", "1", timeout=60.0)
+    wait_for(
+        lambda: int(machine.property("contextd.service", "NRestarts")) > before, "it is started again", machine
+    )
+    assert "Watchdog timeout" in machine.journal("contextd.service")
     machine.run("rm /run/systemd/system/contextd.service.d/watchdog.conf && systemctl daemon-reload")
     machine.run(["varlinkctl", "info", CONTEXT])

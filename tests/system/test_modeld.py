@@ -38,7 +38,9 @@ def test_a_download_has_a_process_of_its_own(machine: Machine) -> None:
     shown = machine.run("syntropctl models pull http://127.0.0.1:8000/first.safetensors --json").stdout
     assert json.loads(shown)["digest"] == digest
     assert json.loads(shown)["id"] == "first:latest"
-    units = machine.run("journalctl -o json --output-fields=UNIT,MESSAGE -u 'modeld-pull@*'").stdout
+    units = machine.run(
+        "journalctl --sync && journalctl -o json --output-fields=UNIT,MESSAGE -u 'modeld-pull@*'"
+    ).stdout
     assert "modeld-pull@" in units
     # It is gone with its connection, and leaves nothing failed.
     machine.run("until ! systemctl is-active -q 'modeld-pull@*.service'; do sleep 0.1; done")

@@ -13,6 +13,7 @@ from machine import Machine
 from supervision import SENTRY, UNITS, VICTIM, ask, call, configure, incidents, wait
 
 TOOLD = "/run/syntrop/io.syntrop.Tool1"
+STATE = "/var/lib/syntrop/sentry"
 STORM = 200
 # One whose work fails: a job, about which a person is asked.
 JOB = "[Service]\nType=oneshot\nExecStart=/usr/bin/test -e /run/job-may-succeed\n"
@@ -75,8 +76,14 @@ def test_a_crash_is_restarted(host: Machine) -> None:
     assert host.property(unit, "ActiveState") == "active"
     text = ask(host, "GetIncident", id=told["id"])["timeline"]
     assert any("active again" in line for line in text)
-    found = host.run(["journalctl", f"SENTRY_INCIDENT={told['id']}", "-o", "json"]).stdout
-    assert json.loads(found.splitlines()[-1])["SENTRY_STATUS"] == "recovered"
+
+    def said() -> bool:
+        """It is written down first, and then said."""
+        host.run(["journalctl", "--sync"])
+        found = host.run(["journalctl", f"SENTRY_INCIDENT={told['id']}", "-o", "json"]).stdout.splitlines()
+        return bool(found) and json.loads(found[-1])["SENTRY_STATUS"] == "recovered"
+
+    wait(said, "the journal is told")
     explained = host.run(["journalctl", "-x", f"SENTRY_INCIDENT={told['id']}", "--no-pager"]).stdout
     assert "syntropctl explain" in explained
 
@@ -113,10 +120,10 @@ def test_an_action_that_does_not_help_is_taken_back(host: Machine) -> None:
 def test_what_somebody_wanted_is_left_alone(host: Machine) -> None:
     unit = "victim@stopped.service"
     host.run(f"systemctl start {unit}; systemctl stop {unit}")
-    traps = 'trap "exit 3" TERM; touch /run/stubborn; sleep 60 & wait'
-    host.write(f"{UNITS}/stubborn.service", f"[Service]\nExecStart=/bin/bash -c '{traps}'\n")
+    stubborn = 'trap "exit 3" TERM; touch /run/stubborn; sleep 60 & wait'
+    host.write(f"{UNITS}/stubborn.service", f"[Service]\nExecStart=/bin/bash -c '{stubborn}'\n")
     host.run("systemctl daemon-reload; systemctl start stubborn.service")
-    wait(lambda: host.path("/run/stubborn").exists(), "it traps")
+    wait(host.path("/run/stubborn").exists, "it would hear of its end")
     host.run("systemctl stop stubborn.service")
     assert ended(host, "stubborn.service")["status"] == "dismissed"
     assert incidents(host, unit) == []
@@ -154,6 +161,19 @@ def test_a_staged_action_is_for_a_person(host: Machine) -> None:
     assert host.property("job.service", "Result") == "success"
 
 
+def stands(machine: Machine, unit: str) -> str | None:
+    """How the unit's incident that is under way stands on record: a phase may be over before a program that asks
+    has even started."""
+    for path in machine.path(f"{STATE}/open").glob("in-*.json"):
+        try:
+            one = json.loads(path.read_text())
+        except FileNotFoundError:  # over since it was listed
+            continue
+        if one["unit"] == unit:
+            return str(one["status"])
+    return None
+
+
 def kill_sentry(machine: Machine) -> None:
     before = machine.property("systemd-sentry.service", "MainPID")
     machine.run(f"kill -9 {before}")
@@ -171,7 +191,7 @@ def test_its_own_end_in_each_phase_is_resumed(host: Machine, phase: str, stopped
         host.run(f"systemctl start {stopped}.service; systemctl kill -s STOP {stopped}.service")
     try:
         path = break_by_drop_in(host, unit)
-        wait(lambda: [one["status"] for one in incidents(host, unit)] == [status], f"{unit} is {status}")
+        wait(lambda: stands(host, unit) == status, f"{unit} is {status}")
         if not stopped:
             host.wait_property(unit, "ActiveState", "active", 60)
         kill_sentry(host)
@@ -180,6 +200,7 @@ def test_its_own_end_in_each_phase_is_resumed(host: Machine, phase: str, stopped
             host.run(f"systemctl kill -s CONT {stopped}.service")
     told = ended(host, unit)
     assert told["status"] == "recovered", told
+    assert len(incidents(host, unit)) == 1
     assert not host.path(path).exists()
     changes = call(host, TOOLD, "io.syntrop.Tool1.ListRollbacks")["parameters"]["records"]
     assert [one["id"] for one in changes if one["target_unit"] == unit] == [told["action"]["rollback_id"]]
@@ -213,14 +234,12 @@ def test_two_hundred_at_once(host: Machine) -> None:
     wait(lambda: ask(host, "GetStatus")["open_incidents"] == 0, "the end of the storm", 300.0)
     found = ask(host, "ListIncidents", limit=1000)["incidents"]
     storm = {one["unit"]: one["status"] for one in found if one["unit"].startswith("victim@storm")}
-    # None is lost. On a busy machine a restart may fail, rarely; then that is reported, and a person is told why.
     others = [
         (one["status"], ask(host, "GetIncident", id=one["id"])["timeline"])
         for one in found
         if one["unit"] in storm and one["status"] != "recovered"
     ]
-    assert len(storm) == STORM
-    assert len(others) <= STORM // 50 and {status for status, _ in others} <= {"reported"}, others
+    assert len(storm) == STORM and not others, others
     active = host.run(["systemctl", "list-units", "--state=active", "--no-legend", "victim@storm*"]).stdout
-    assert len(active.splitlines()) >= STORM - len(others)
+    assert len(active.splitlines()) == STORM
     host.run(f"systemctl stop {units}", timeout=180)

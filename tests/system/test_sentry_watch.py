@@ -3,17 +3,48 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from machine import Machine
 from suite import DAEMONS, set_idle
-from supervision import SERVICE, UNITS, VICTIM, ask, configure, incidents, wait
+from supervision import SENTRY, SERVICE, UNITS, VICTIM, ask, configure, incidents, wait
 
 OPTIONAL = "/usr/lib/syntrop/units/optional"
 DROP_IN = "50-syntrop-triage.conf"
-FLAPPING = "[Service]\nExecStart=/usr/bin/false\nRestart=always\nRestartSec=100ms\n"
+# The manager gives up on it however long a start takes.
+FLAPPING = (
+    "[Unit]\nStartLimitIntervalSec=1h\n[Service]\nExecStart=/usr/bin/false\nRestart=always\nRestartSec=100ms\n"
+)
+# A member of group syntrop who tells of what did not happen, by several connections at once; what is answered.
+FLOOD = """
+import collections, json, socket, sys, threading
+answers = collections.Counter()
+def tell(place):
+    with socket.socket(socket.AF_UNIX) as peer:
+        peer.settimeout(120)
+        peer.connect(sys.argv[1])
+        for number in range(16):
+            unit = ("victim@a.service", "nonesuch.service", "systemd-journald.service")[number % 3]
+            parameters = {"unit": unit, "result": f"signal {place} {number}"}
+            request = {"method": "io.syntrop.Sentry1.ReportFailure", "parameters": parameters}
+            peer.sendall(json.dumps(request).encode() + b"\\0")
+            reply = b""
+            while not reply.endswith(b"\\0"):
+                part = peer.recv(65536)
+                assert part, "hung up"
+                reply += part
+            answers[json.loads(reply[:-1]).get("error", "none")] += 1
+callers = [threading.Thread(target=tell, args=(place,)) for place in range(8)]
+for one in callers:
+    one.start()
+for one in callers:
+    one.join()
+print(json.dumps(answers))
+"""
 STORM = 50
 RESIDENT_KIB = 28 << 10
 
@@ -57,7 +88,9 @@ def test_a_failure_wakes_the_supervisor_which_leaves_no_process(host: Machine) -
     wait(restarted(host, "victim.service", invocation), "victim.service is started again", machine=host)
     # It is asked by nobody here, which would wake it.
     host.wait_property(SERVICE, "ActiveState", "inactive", 120)
-    assert host.run("pgrep -u sentry", check=False).stdout == ""
+    # Who reported it is the last to go.
+    wait(lambda: host.run("pgrep -u sentry", check=False).stdout == "", "no process is left", 60, machine=host)
+    assert host.property(SERVICE, "ActiveState") == "inactive"
     units = "systemctl list-units --state=failed,activating --no-legend 'syntrop-triage@*'"
     wait(lambda: host.run(units).stdout == "", "no report is left", machine=host)
     (found,) = incidents(host, "victim.service")
@@ -95,6 +128,49 @@ def test_a_report_that_fails_is_said_and_not_reported(host: Machine) -> None:
     host.path(elsewhere).unlink()
     host.run("systemctl daemon-reload")
     assert "syntrop-triage@syntrop-triage@" not in host.journal()
+
+
+def test_a_supervisor_that_is_masked_is_said_to_be_missing(host: Machine) -> None:
+    host.write(f"{UNITS}/unheard.service", "[Service]\nExecStart=/usr/bin/false\n")
+    host.wait_property(SERVICE, "ActiveState", "inactive", 120)
+    host.run("systemctl mask --now --runtime systemd-sentry.socket")
+    try:
+        host.run("systemctl daemon-reload; systemctl start unheard.service", check=False)
+        said = "The failure of unheard.service could not be told to systemd-sentry"
+        wait(lambda: said in host.journal(), "it is said", 60, machine=host)
+    finally:
+        host.run("systemctl unmask --runtime systemd-sentry.socket; systemctl start systemd-sentry.socket")
+
+
+def test_a_unit_that_was_made_for_one_run_is_told_of_and_left_alone(host: Machine) -> None:
+    """It is collected when it ends, and nothing is there that could be restarted."""
+    host.run("systemd-run --collect --unit=once.service bash -c 'kill -SEGV $$'")
+    (found,) = wait(lambda: incidents(host, "once.service"), "it is told of", machine=host)
+    told = wait(
+        lambda: [one for one in incidents(host, "once.service") if one["status"] != "open"],
+        "its end",
+        machine=host,
+    )
+    assert [(one["id"], one["status"]) for one in told] == [(found["id"], "reported")]
+    assert (told[0]["causes"][0]["fault_class"], told[0]["action"]["tool"]) == ("crash", "none")
+    assert "is gone" in told[0]["action"]["reason"]
+
+
+def test_a_flood_of_false_reports_delays_no_crash_and_leaves_no_record(host: Machine) -> None:
+    host.run("systemctl start victim.service 'victim@a.service'")
+    host.run("useradd --no-create-home --groups syntrop meddler")
+    ids = {one["id"] for one in incidents(host)}
+    with ThreadPoolExecutor(1) as pool:
+        flood = pool.submit(host.run_python, FLOOD, SENTRY, user="meddler", timeout=300)
+        wait(lambda: host.property(SERVICE, "ActiveState") == "active", "the flood begins", machine=host)
+        invocation = host.property("victim.service", "InvocationID")
+        crash(host, "victim.service")
+        wait(restarted(host, "victim.service", invocation), "victim.service is started again", machine=host)
+        answers = json.loads(flood.result())
+    assert set(answers) == {"io.syntrop.Sentry1.NotFailed", "io.syntrop.Sentry1.TooMany"}
+    assert answers["io.syntrop.Sentry1.NotFailed"] <= 60
+    wait(lambda: ask(host, "GetStatus")["open_incidents"] == 0, "all is over", machine=host)
+    assert [one["unit"] for one in incidents(host) if one["id"] not in ids] == ["victim.service"]
 
 
 def test_it_stays_and_hears_of_what_is_restarted(host: Machine) -> None:

@@ -497,15 +497,27 @@ NETLINK = """
 import glob, os, re, socket, sys
 # The socket of sock_diag(7) that PID 1 holds: its number there, its address, and the bytes that wait in it.
 def sockets():
-    rows = [line.split() for line in open("/proc/net/netlink").readlines()[1:]]
+    rows = [line.split() for line in read("/proc/net/netlink").splitlines()[1:]]
     return {f"socket:[{row[9]}]": (int(row[2]), int(row[4])) for row in rows if row[1] == "4"}
-held = {os.readlink(path): os.path.basename(path) for path in glob.glob("/proc/1/fd/*") if os.path.islink(path)}
+
+def each(folder, look):
+    for path in glob.glob(f"/proc/1/{folder}/*"):
+        try:
+            yield os.path.basename(path), look(path)
+        except FileNotFoundError:  # closed since it was listed
+            pass
+
+def read(path):
+    with open(path) as file:
+        return file.read()
+
+held = {target: number for number, target in each("fd", os.readlink)}
 [name] = held.keys() & sockets().keys()
 if sys.argv[1] == "send":
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 4) as sender:
         sender.sendto(b"?", (sockets()[name][0], 0))
-watched = [text for path in glob.glob("/proc/1/fdinfo/*") for text in re.findall(
-    rf"^tfd: +{held[name]} events: +([0-9a-f]+)", open(path).read(), re.M)]
+watched = [events for _, text in each("fdinfo", read) for events in re.findall(
+    rf"^tfd: +{held[name]} events: +([0-9a-f]+)", text, re.M)]
 print("watched" if any(int(text, 16) & 1 for text in watched) else "left alone", sockets()[name][1])
 """
 
@@ -516,10 +528,12 @@ def test_the_socket_starts_nobody_for_nothing(host: Machine) -> None:
     def started_at() -> str:
         return host.property("toold.service", "ExecMainStartTimestampMonotonic")
 
-    set_idle(host, "toold", 1.0)
+    set_idle(host, "toold", 600.0)  # awake until it is told otherwise, however long a look takes
     host.run("systemctl restart toold.service")
     execute(host, "net_listeners")
     assert host.run_python(NETLINK, "look") == "left alone 0\n"
+    set_idle(host, "toold", 1.0)
+    host.run("systemctl restart toold.service")
     host.wait_property("toold.service", "ActiveState", "inactive")
     started = started_at()
     host.wait_property("toold-diag.socket", "SubState", "listening")
@@ -536,6 +550,7 @@ def test_the_socket_starts_nobody_for_nothing(host: Machine) -> None:
     assert started_at() == again
 
     # One that comes while it is awake is passed over by the next question.
+    set_idle(host, "toold", 600.0)
     execute(host, "net_listeners")
     seen, waiting = host.run_python(NETLINK, "send").rsplit(" ", 1)
     assert seen == "left alone" and int(waiting) > 0

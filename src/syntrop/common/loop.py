@@ -50,7 +50,7 @@ else:
 
 _IN, _OUT, _HUP = select.EPOLLIN, select.EPOLLOUT, 0
 _GONE = select.EPOLLHUP | select.EPOLLERR
-_TURN = 0.0005  # seconds for which steps of others may run before urgent descriptors are looked at
+_TURN = 0.0002  # seconds for which steps of others may run before urgent descriptors are looked at
 _TIMERS = 256  # that are kept before those that were taken back are looked for
 _WORKERS = 8  # threads that `thread()` may have at once; further calls queue
 

@@ -16,6 +16,7 @@ from syntrop.sentry.hands import Hands
 from syntrop.sentry.kit import Kit
 from syntrop.sentry.manager import Manager
 from syntrop.sentry.peers import CONTEXTD, TOOLD, Peers
+from syntrop.sentry.reports import Reports
 from syntrop.sentry.settings import RESIDENT
 from syntrop.sentry.supervisor import Supervisor
 
@@ -65,6 +66,7 @@ class Assembly:
             adviser=self._adviser,
             investigator=_investigator(self._adviser, hands, clock, key),
         )
+        self.reports = Reports(kit)
         self.supervisor = Supervisor(daemon, kit)
         self.supervisor.resume()
         if settings.mode == RESIDENT:

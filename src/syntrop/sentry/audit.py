@@ -90,6 +90,21 @@ class Audit:
                 found.append(one.wire())
         return found
 
+    def has(self, unit: str, invocation: str) -> bool:
+        """Whether there is a record of this failure. It looks into all of them: for a worker thread."""
+        wanted = invocation.encode()
+        for folder in (OPEN_FOLDER, CLOSED_FOLDER):
+            for id in reversed(self._names(folder)):
+                try:
+                    with open(self._path(folder, id), "rb") as file:
+                        likely = wanted in file.read(BYTES_MAX)
+                except OSError:
+                    continue  # it went meanwhile, or is no file: `get` tells of those
+                found = self._read(folder, id) if likely else None
+                if found is not None and (found.unit, found.invocation) == (unit, invocation):
+                    return True
+        return False
+
     def retire(self, now_us: int) -> int:
         """Forget what is over and too old, or too much; how many."""
         names = sorted(self._names(CLOSED_FOLDER), reverse=True)

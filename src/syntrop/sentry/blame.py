@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 OWN_ROLES = ("drop-in", "unit file", "environment file", "configuration", "program")
 _AGED = 0.3  # what an old change's support is worth
 _HARMLESS = 0.3  # of a change of comments, or of settings that nothing fails of
+_FIRST = 0.3  # of the unit file's own coming to be, where the processor ended the program
 _LIVED, _UNKNOWN = 0.5, 0.5  # the same of one that it ran well with, and of one whose before nobody knows
 _ATTRIBUTES = late(r"^(?:mode [0-7]{4} became [0-7]{4}|owner \d+:\d+ became \d+:\d+)", re.MULTILINE)
 
@@ -111,4 +112,13 @@ class Blame:
         weight *= _LIVED if self._evidence.lived_with(change) else 1.0
         weight *= _UNKNOWN if change.unknown else 1.0
         lines = [*change.added(), *change.removed()]
-        return weight * (_HARMLESS if harmless(lines, unit_file=self.is_unit_file(change.path)) else 1.0)
+        if change.same or harmless(lines, unit_file=self.is_unit_file(change.path)):
+            return weight * _HARMLESS
+        return weight * (_FIRST if self._first(change) else 1.0)
+
+    def _first(self, change: Change) -> bool:
+        """Whether a program that the processor ended has never run otherwise: its unit file was not there before,
+        so nothing that it ran with has changed. An exit status is another matter: it may not like its options."""
+        leaving = self._evidence.exit
+        whole = self.is_unit_file(change.path) and not drop_in(self._evidence.unit, change.path)
+        return whole and leaving is not None and leaving.trapped and change.created

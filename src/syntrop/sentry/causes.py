@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from syntrop.sentry import signatures as s
 from syntrop.sentry.blame import Blame
-from syntrop.sentry.evidence import DUMPED, EXITED, KILLED
+from syntrop.sentry.evidence import EXITED, FAULTS
 from syntrop.sentry.record import Record
 from syntrop.sentry.unitfiles import drop_in
 
@@ -28,7 +28,6 @@ _EXEC = 203  # systemd.exec(5)
 _BEFORE_EXEC = range(200, 246)  # what the manager's child exits with where it cannot become the program
 _STOPPED = "9d1aaa27d60140bd96365438aad20286"  # sd-messages.h: SD_MESSAGE_UNIT_STOPPED
 _OPEN = 0.89  # the most that is not acted on
-_FAULTS = {4: "SIGILL", 5: "SIGTRAP", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 11: "SIGSEGV"}
 _SIGSYS = 31
 
 
@@ -87,7 +86,9 @@ class _Candidates:
         self._from_packages()
         self._temper()
         if not self._causes:
-            self._add(s.UNKNOWN, 0.3, f"{self._evidence.unit} failed, and nothing tells why", [self._anchor()])
+            words = "is gone" if self._evidence.facts.gone else "failed"
+            text = f"{self._evidence.unit} {words}, and nothing tells why"
+            self._add(s.UNKNOWN, 0.3, text, [self._anchor()])
         ranked = sorted(self._causes.values(), key=lambda cause: cause.confidence, reverse=True)
         return ranked[:CAUSES_MAX]
 
@@ -168,7 +169,7 @@ class _Candidates:
 
     def _from_exit(self) -> None:
         leaving, facts = self._evidence.exit, self._evidence.facts
-        if facts.load in ("bad-setting", "error", "not-found", "masked"):
+        if facts.load in ("bad-setting", "error", "masked"):
             if s.UNIT_SYNTAX not in self._causes:
                 self._add(s.UNIT_SYNTAX, 0.8, f"{self._evidence.unit} cannot be loaded ({facts.load})", [facts.id])
             return
@@ -197,7 +198,7 @@ class _Candidates:
             self._strengthen_or_add(s.PROTOCOL, 0.75, "it did not report as its Type= demands", leaving.id)
         elif leaving.result in ("start-limit-hit",):
             self._strengthen_or_add(s.FLAPPING, 0.93, "it was started too often", leaving.id)
-        elif leaving.status == _SIGSYS and leaving.code in (KILLED, DUMPED):
+        elif leaving.status == _SIGSYS and leaving.by_signal:
             self._strengthen_or_add(s.SYSTEM_CALL, 0.9, "it made a system call that its unit forbids", leaving.id)
             self._explain(s.SYSTEM_CALL)
         elif leaving.result in ("signal", "core-dump", "exit-code"):
@@ -208,8 +209,8 @@ class _Candidates:
         evidence, leaving = self._evidence, self._evidence.exit
         assert leaving is not None
         cited = [leaving.id, *(one.id for one in evidence.coredumps[:1])]
-        if leaving.code in (KILLED, DUMPED):
-            name = _FAULTS.get(leaving.status, f"signal {leaving.status}")
+        if leaving.by_signal:
+            name = FAULTS.get(leaving.status, f"signal {leaving.status}")
             weight, words = 0.92, f"its main process ended on {name}"
         else:
             weight, words = 0.9, f"its main process exited with status {leaving.status}"
@@ -220,10 +221,12 @@ class _Candidates:
                 self._add(s.JOB_FAILED, 0.8, f"the job failed: {words}", cited)
                 return
             weight = 0.8
-        if self._findings:
-            texts = [one for one in self._findings if one.signature.fault_class not in (s.CRASH, s.FLAPPING)]
-            if texts:
-                weight *= 0.6
+        telling = {one.signature.fault_class for one in self._findings} - {s.CRASH, s.FLAPPING}
+        if leaving.trapped and s.DESCRIPTOR_LIMIT in telling and not self._causes[s.DESCRIPTOR_LIMIT].change:
+            # Nobody lowered the limit: what leaks descriptors and then traps has crashed, and they end with it.
+            telling.remove(s.DESCRIPTOR_LIMIT)
+        if telling:
+            weight *= 0.6
         self._strengthen_or_add(s.CRASH, weight, words, *cited)
 
     def _from_counters(self) -> None:
@@ -296,10 +299,9 @@ class _Candidates:
             return
         first = own[0]
         cited = [first.id]
-        fault = leaving is not None and leaving.code in (KILLED, DUMPED) and leaving.status in _FAULTS
         library = s.MISSING_LIBRARY in self._causes
         weight = 0.55
-        if fault and leaving is not None:
+        if leaving is not None and leaving.fault:
             weight, cited = 0.93, [leaving.id, first.id, *(one.id for one in self._evidence.coredumps[:1])]
         elif library:
             weight, cited = 0.95, [*self._causes[s.MISSING_LIBRARY].evidence, first.id]

@@ -160,7 +160,8 @@ class Course:
         kit, trigger, properties = self._kit, self.trigger, self.properties
         occasion = await self._gathering.occasion()
         if occasion is None:
-            return policy.Ruling(policy.OBSERVE, "the service manager does not tell what goes on")
+            why = f"the service manager does not tell what goes on: {self._gathering.silence}"
+            return policy.Ruling(policy.OBSERVE, why)
         names = list(dict.fromkeys([trigger.unit, *properties.get("Names", ())]))
         weekday, minute = kit.clock.local()
         return kit.guards.policy.rule(names, occasion, now=kit.clock.seconds(), weekday=weekday, minute=minute)
@@ -238,10 +239,12 @@ class Course:
 
     def _exactly(self, step: Step) -> Step:
         """A step with what toold itself is to look at when it comes to it: it may be busy for a while."""
-        if step.tool != "revert_dropin" or len(step.args) != 2:
+        path = next((arg for arg in step.args if arg.startswith("/")), "")
+        if step.tool not in remedy.WRITING or len(step.args) != 2 or not path:
             return step
-        digest = marks.digest(self.incident.marks.get(step.args[1], ""))
-        return remedy.Step(step.tool, [*step.args, digest], step.unit) if digest else step
+        mark = self.incident.marks.get(path, "")
+        content = marks.digest(mark) or (mark if mark == marks.ABSENT and step.tool == "restore_file" else "")
+        return remedy.Step(step.tool, [*step.args, content], step.unit) if content else step
 
     async def _step_again(self, step: Step) -> str:
         """The step that was under way when we ended: done again, where it was not done."""

@@ -33,6 +33,9 @@ MANAGER, SPAWN, SERVICE, KERNEL = "manager", "spawn", "service", "kernel"
 SPAWN_FAILED = "641257651c1b4ec9a8624d7a40a9e1e7"  # sd-messages.h: SD_MESSAGE_SPAWN_FAILED
 EXITED, KILLED, DUMPED = "exited", "killed", "dumped"  # wait(2): CLD_EXITED, CLD_KILLED, CLD_DUMPED
 _CODES = {1: EXITED, 2: KILLED, 3: DUMPED}
+# Signals that a process brings on itself, and of these the ones that the processor raises: nobody means to end so.
+FAULTS = {4: "SIGILL", 5: "SIGTRAP", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 11: "SIGSEGV"}
+_TRAPS = frozenset((4, 7, 8, 11))
 _STARTED = "39f53479d3a045ac8e11786248231fbf"  # sd-messages.h: SD_MESSAGE_UNIT_STARTED
 AGED_US = 6 * 3600 * 1_000_000  # a change that is older explains less, and nothing is undone for it unasked
 LIVED_US = 10_000_000  # a unit that ran so long with a change has lived with it
@@ -87,6 +90,20 @@ class Exit(Record):
 
     def __init__(self, result: str, code: str, status: int, id: str = "x1") -> None:
         self.id, self.result, self.code, self.status = id, result, code, status
+
+    @property
+    def by_signal(self) -> bool:
+        return self.code in (KILLED, DUMPED)
+
+    @property
+    def fault(self) -> bool:
+        """Whether the process ended on a signal that it brought on itself."""
+        return self.by_signal and self.status in FAULTS
+
+    @property
+    def trapped(self) -> bool:
+        """Whether the processor ended it: not even an assertion of its own, which may be about its settings."""
+        return self.by_signal and self.status in _TRAPS
 
 
 class Coredump(Record):
@@ -145,6 +162,16 @@ class Change(Record):
     def removed(self) -> list[str]:
         """Lines that the change took away."""
         return [line[1:] for line in self.diff.split("\n") if line.startswith("-") and not line.startswith("---")]
+
+    @property
+    def created(self) -> bool:
+        """Whether the file was not there before."""
+        return f"{self.path} was created" in self.summary
+
+    @property
+    def same(self) -> bool:
+        """Whether it was written anew with what it held before."""
+        return self.summary == f"{self.path} was replaced by the same"
 
     @property
     def unknown(self) -> bool:
@@ -212,6 +239,12 @@ class Facts(Record):
         self.started_us = started_us
         self.id, self.load, self.active, self.type, self.restarts = id, load, active, type, restarts
         self.fragment, self.limits, self.cache = fragment, limits, cache
+
+    @property
+    def gone(self) -> bool:
+        """Whether the manager has no such unit: it was made for one run and collected after it, or its file is no
+        more. What became of it is for the journal to tell, and nothing is there that could be started."""
+        return self.load == "not-found"
 
 
 class Evidence:

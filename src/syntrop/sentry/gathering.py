@@ -31,12 +31,13 @@ FAULTS = (PeerError, OSError, dbus.DBusError)
 class Gathering:
     """One failure's. `tell` is called with each phase that ended."""
 
-    __slots__ = ("_asking", "_kit", "_phases", "_tell", "_trigger", "lease", "properties")
+    __slots__ = ("_asking", "_kit", "_phases", "_tell", "_trigger", "lease", "properties", "silence")
 
     def __init__(self, kit: Kit, phases: Phases, trigger: Trigger, tell: Callable[[Span], object]) -> None:
         self._kit, self._phases, self._trigger, self._tell = kit, phases, trigger, tell
         self.properties: dict[str, Any] = {}
         self.lease = ""
+        self.silence = ""  # why the manager does not tell what goes on
         self._asking: loop.Task[Occasion | None] | None = None
 
     async def gather(self, *, lease: bool) -> Evidence | None:
@@ -82,7 +83,8 @@ class Gathering:
         try:
             with loop.deadline(5.0):
                 return await self._kit.manager.occasion(self._trigger.unit, self.properties)
-        except FAULTS:
+        except FAULTS as error:
+            self.silence = str(error) or type(error).__name__
             return None
 
     async def take_lease(self) -> None:

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A connection to the system bus for many callers at once: one task reads; nobody waits for another's reply."""
+"""A connection to the system bus for many callers at once: one task reads; nobody waits for another's reply,
+unless so many are due that the bus would refuse one more."""
 
 from __future__ import annotations
 
@@ -10,7 +11,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Any
 
-WAITING_MAX = 1024  # calls without a reply
+# Replies that may be due at once. dbus-daemon refuses a call while 128 are (LimitsExceeded; its limit
+# max_replies_per_connection, dbus-daemon(1)): one question too many would look like a manager that does not tell.
+PENDING_MAX = 96
 _FIRST_SERIAL = 16  # those before are the greeting's
 
 
@@ -24,7 +27,8 @@ class Link:
         self._bus: dbus.Bus | None = bus
         self._signal, self._lost = signal, lost
         self._serial = _FIRST_SERIAL
-        self._waiting: dict[int, loop.Future[dbus.Message]] = {}
+        self._pending: dict[int, loop.Future[dbus.Message]] = {}
+        self._room = loop.Event()
         self._sending: loop.Event | None = None
         self._reader = loop.spawn(self._read(bus), "the system bus")
 
@@ -41,18 +45,21 @@ class Link:
         signature: str = "",
         values: Sequence[Any] = (),
     ) -> loop.Future[dbus.Message]:
-        """Send a call. What is returned gives the reply, or raises DBusError or OSError. Raises OSError."""
-        while self._sending is not None:
-            await self._sending.wait()
+        """Send a call, as soon as fewer than PENDING_MAX replies are due. What is returned gives the reply, or
+        raises DBusError or OSError. Raises OSError; the deadline is the caller's."""
+        while self._sending is not None or (self._bus is not None and len(self._pending) >= PENDING_MAX):
+            if self._sending is not None:
+                await self._sending.wait()
+            else:
+                self._room.clear()
+                await self._room.wait()
         if self._bus is None:
             raise ConnectionResetError("the system bus closed the connection")
-        if len(self._waiting) >= WAITING_MAX:
-            raise BlockingIOError(11, "too many calls wait for the system bus")
         self._serial = self._serial % 0xFFFFFFFF + 1
         serial = self._serial
         data = dbus.method_call(serial, destination, path, interface, member, signature, values)
         reply: loop.Future[dbus.Message] = loop.Future()
-        self._waiting[serial] = reply
+        self._pending[serial] = reply
         self._sending = loop.Event()
         try:
             await self._bus.send(data)
@@ -90,9 +97,10 @@ class Link:
                 if message.kind == dbus.SIGNAL:
                     self._signal(message)
                     continue
-                reply = self._waiting.pop(message.reply_serial, None)
+                reply = self._pending.pop(message.reply_serial, None)
                 if reply is None:
                     continue
+                self._room.set()
                 if message.kind == dbus.ERROR:
                     reply.set_error(message.error())
                 else:
@@ -105,8 +113,9 @@ class Link:
         if bus is None:
             return
         bus.close()
-        waiting, self._waiting = self._waiting, {}
-        for reply in waiting.values():
+        pending, self._pending = self._pending, {}
+        self._room.set()
+        for reply in pending.values():
             reply.set_error(error)
         self._lost()
 

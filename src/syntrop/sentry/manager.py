@@ -33,8 +33,9 @@ _ABSENT: Final = (
     f"{_BUS}.Error.UnknownInterface",
     f"{_BUS}.Error.InvalidArgs",
 )
-# The manager executes itself anew (daemon-reexec), or the bus does not have it (yet).
-_REPLACED: Final = tuple(f"{_BUS}.Error.{name}" for name in ("NoReply", "NameHasNoOwner", "ServiceUnknown"))
+_FULL: Final = f"{_BUS}.Error.LimitsExceeded"
+# The manager executes itself anew (daemon-reexec), the bus does not have it (yet), or takes no more for now.
+_PASSING: Final = (*(f"{_BUS}.Error.{name}" for name in ("NoReply", "NameHasNoOwner", "ServiceUnknown")), _FULL)
 _PAUSES: Final = (0.0, 0.05, 0.1, 0.2, 0.4)  # seconds
 _WANTED = """
     Id Names Following LoadState LoadError ActiveState SubState FragmentPath SourcePath DropInPaths
@@ -180,10 +181,15 @@ class Manager:
     # --- signals ---------------------------------------------------------------------------------------------
 
     async def watch(self, name: str) -> Watch:
-        """From now on, no change of the unit is missed."""
+        """From now on, no change of the unit is missed; unless the bus keeps no more rules for us (512, by
+        `max_match_rules_per_connection` of dbus-daemon(1)), when who watches must look by himself now and then."""
         watch = Watch(name)
         rule = changes_of("Unit", unitnames.path(name))
-        watch.listener = await self.listen([rule], watch.signal, watch.back)
+        try:
+            watch.listener = await self.listen([rule], watch.signal, watch.back)
+        except dbus.DBusError as error:
+            if error.name != _FULL:
+                raise
         return watch
 
     async def listen(
@@ -243,7 +249,7 @@ class Manager:
             except OSError:
                 pass
             except dbus.DBusError as error:
-                if error.name not in _REPLACED:
+                if error.name not in _PASSING:
                     raise
             await loop.sleep(pause)
         return await ask(*arguments)

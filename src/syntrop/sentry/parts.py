@@ -31,6 +31,9 @@ if TYPE_CHECKING:
         async def units(self, names: Sequence[str]) -> dict[str, dict[str, Any]]:
             """The same of several."""
 
+        async def states(self, names: Sequence[str]) -> dict[str, str]:
+            """`ActiveState` of several, by their own names, in one small question."""
+
         async def occasion(self, name: str, properties: Mapping[str, Any]) -> Occasion:
             """What goes on around a unit: its waiting job, whether its last job was a stop, the machine's
             leaving."""

@@ -80,6 +80,8 @@ class Action(Record):
 def choose(cause: Cause, evidence: Evidence) -> Action:
     """The action for a cause."""
     unit = evidence.unit
+    if evidence.facts.gone:
+        return Action(NONE, [], f"{unit} is gone: nothing is there that could be started again")
     change: Change | None = evidence.get(cause.change) if cause.change else None
     if change is not None and cause.fault_class in _BY_DROP_IN:
         name = drop_in(unit, change.path)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from syntrop.sentry.incident import Incident
     from syntrop.sentry.peers import Peers
     from syntrop.sentry.phases import Span
+    from syntrop.sentry.reports import Reports
     from syntrop.sentry.supervisor import Supervisor
 
 _INTERFACE = "io.syntrop.Sentry1."
@@ -75,13 +76,15 @@ class Sentry1:
         if invocation and (len(invocation) != 32 or not set(invocation) <= set("0123456789abcdef")):
             raise InvalidParameter("invocation_id")
         await authority.authorize(call, interactive=allowInteractiveAuthentication, details={"unit": unit})
+        from syntrop.sentry.reports import believed
+
+        if not believed(call.peer.uid):
+            await self._hear(call.peer.uid, unit, invocation)
+            return {}
         self._knock()
         from syntrop.sentry.trigger import REPORT, Trigger
 
-        supervisor = self._supervisor()
-        if supervisor.full:
-            reason = "too many failures wait"
-            raise VarlinkError(_INTERFACE + "PeerFailed", daemon="systemd-sentry", reason=reason)
+        supervisor = self._open()
         clock = supervisor.kit.clock
         status = exit_status or ""
         supervisor.report(
@@ -113,6 +116,7 @@ class Sentry1:
             await authority.authorize(
                 call, authority.REMEDY, interactive=allowInteractiveAuthentication, details=about
             )
+        await self._admit(call.peer.uid)
         self._knock()
         supervisor = self._supervisor()
         unit = await self._known(supervisor, unit)
@@ -282,6 +286,41 @@ class Sentry1:
 
             self._assembly = Assembly(self._daemon, paths.state("sentry"), self._peers)
         return self._assembly.supervisor
+
+    def _open(self) -> Supervisor:
+        """The supervisor, where it can take one more failure."""
+        supervisor = self._supervisor()
+        if supervisor.full:
+            reason = "too many failures wait"
+            raise VarlinkError(_INTERFACE + "PeerFailed", daemon="systemd-sentry", reason=reason)
+        return supervisor
+
+    def _reports(self) -> Reports:
+        self._supervisor()
+        assert self._assembly is not None
+        return self._assembly.reports
+
+    async def _admit(self, uid: int) -> None:
+        """Raises TooMany where a user asks too much."""
+        wait = await self._reports().admit(uid)
+        if wait:
+            raise VarlinkError(_INTERFACE + "TooMany", retry_ms=int(wait * 1000) + 1)
+
+    async def _hear(self, uid: int, unit: str, invocation: str) -> None:
+        """A report that is not believed as such: the manager is asked first."""
+        from syntrop.common import dbus
+
+        await self._admit(uid)
+        reports = self._reports()
+        try:
+            trigger = await reports.failure(unit, invocation)
+        except (OSError, dbus.DBusError) as error:
+            raise VarlinkError(_INTERFACE + "PeerFailed", daemon="systemd", reason=str(error)) from None
+        if trigger is None:
+            raise VarlinkError(_INTERFACE + "NotFailed", unit=unit)
+        if not await reports.recorded(trigger):
+            self._knock()
+            self._open().report(trigger)
 
     def _knock(self) -> None:
         """Wake those that will be needed, before what we need ourselves is even imported."""

@@ -194,6 +194,10 @@ def leaving(properties: Mapping[str, Any], entries: Sequence[Mapping[str, str]])
         said["result"] = fields.get("UNIT_RESULT") or said.get("result", "")
     if properties:
         told = evidence.leaving(properties)
+        collected = properties.get("LoadState") == "not-found" and told.result in ("", "success")
+        if collected and said.get("result"):
+            # Of a unit that is gone the manager knows nothing; the journal does.
+            return evidence.Exit(said["result"], said.get("code", ""), _status(said.get("status", "")))
         if told.code or told.result in ("", "success") or "code" not in said:
             return told
         # What ran before or after the main process: the journal alone tells how that ended.

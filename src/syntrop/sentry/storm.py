@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 DETAILS_MAX = 64
+LAST = -1  # the importance of what comes after all others
 
 
 class Failure(Record):
@@ -77,9 +78,12 @@ class Backlog:
 
     def take(self) -> Failure | None:
         """The next one, which waits no longer; None when nothing waits."""
-        if not self._waiting:
-            return None
-        return self.drop(min(self._waiting.values(), key=Failure.rank).unit)
+        first = self.first()
+        return None if first is None else self.drop(first.unit)
+
+    def first(self) -> Failure | None:
+        """The next one, which goes on waiting."""
+        return min(self._waiting.values(), key=Failure.rank, default=None)
 
     def drop(self, unit: str) -> Failure | None:
         """A unit that need not be looked into any more: it recovered, or it is a victim of another."""

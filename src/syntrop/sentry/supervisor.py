@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from syntrop.sentry.phases import Span
 
 LOOKS_MAX = 4  # failures that are looked into at a time
+TOLD_MAX = 2  # of them at most are what others than the manager report: its own always find a place
 HANDLED_MAX = 4096  # failures that are remembered, so that each is an incident once
 WAITING_MAX = (
     4096  # units that are dealt with or wait; reports of others are turned away, and say so in the journal
@@ -63,6 +64,7 @@ class Supervisor:
         self._tasks: set[loop.Task[None]] = set()
         self._closing = False
         self._looks = 0
+        self._told = 0  # of them those that others than the manager report
         self._ranking: loop.Task[None] | None = None
         self._ranked: set[str] = set()
 
@@ -99,6 +101,9 @@ class Supervisor:
         guards, unit = self.kit.guards, trigger.unit
         failure = _failure(trigger.invocation, trigger.result, trigger.restarting)
         now = self.kit.clock.seconds()
+        if trigger.source != t.TOLD and unit in self._backlog and self._cases[unit].trigger.source == t.TOLD:
+            self._cases[unit].trigger = trigger  # the manager tells of it as well: it waits behind nobody for that
+            self._backlog.weigh(unit, 0)
         before = guards.state(unit, now)
         if guards.failed(unit, failure, now):
             self._notebook.changed()
@@ -161,7 +166,8 @@ class Supervisor:
     def _enqueue(self, case: Case) -> None:
         self._cases[case.trigger.unit] = case
         case.stage = k.WAITING
-        self._backlog.add(case.trigger.unit, self.kit.clock.seconds())
+        told = case.trigger.source == t.TOLD
+        self._backlog.add(case.trigger.unit, self.kit.clock.seconds(), importance=storm.LAST if told else 0)
         if len(self._backlog) >= RANKED_FROM and self._ranking is None:
             self._ranking = self._spawn(self._rank(), "order of what failed")
         self._pump()
@@ -169,8 +175,13 @@ class Supervisor:
     def _pump(self) -> None:
         if self._closing or self._ranking is not None:
             return
-        while self._looks < LOOKS_MAX and (failure := self._backlog.take()) is not None:
+        while self._looks < LOOKS_MAX and (failure := self._backlog.first()) is not None:
             case = self._cases[failure.unit]
+            if case.trigger.source == t.TOLD:
+                if self._told >= TOLD_MAX:
+                    break  # behind it there are only others of its kind
+                self._told += 1
+            self._backlog.drop(failure.unit)
             self._looks += 1
             case.stage = k.KNOWING
             self._spawn(self._attend(case), f"incident {case.incident.id}")
@@ -219,13 +230,14 @@ class Supervisor:
     # --- one case --------------------------------------------------------------------------------------------
 
     async def _attend(self, case: Case) -> None:
-        looking = True
+        looking, told = True, case.trigger.source == t.TOLD
 
         def looked() -> None:
             nonlocal looking
             if looking:
                 looking = False
                 self._looks -= 1
+                self._told -= told
                 loop.call_soon(self._pump)
 
         course = Course(self.kit, case.trigger, case.incident, awake=case.awake, told=case.told)
@@ -263,7 +275,8 @@ class Supervisor:
         decided = self._ruled(case, decided, ruling)
         if ruling.kind == policy.TREAT:
             await course.planes()
-            if decided == verdict.REPORT and not trigger.restarting and not len(self._backlog):
+            at_leisure = not trigger.restarting and trigger.source != t.TOLD and not len(self._backlog)
+            if decided == verdict.REPORT and at_leisure:
                 decided = await course.investigate()
         if trigger.restarting:
             if self.kit.guards.state(trigger.unit, self.kit.clock.seconds()) == b.LOCKED:
@@ -343,9 +356,11 @@ class Supervisor:
         """In a storm, what others need comes first: for a moment everybody waits until that is known."""
         try:
             with loop.deadline(RANKING_TIMEOUT):
-                while new := [one.unit for one in self._backlog.waiting() if one.unit not in self._ranked][
-                    :RANKED_AT_ONCE
-                ]:
+                while new := [
+                    one.unit
+                    for one in self._backlog.waiting()
+                    if one.unit not in self._ranked and self._cases[one.unit].trigger.source != t.TOLD
+                ][:RANKED_AT_ONCE]:
                     for name, properties in (await self.kit.manager.units(new)).items():
                         self._ranked.add(name)
                         self._backlog.weigh(name, order.importance(properties))

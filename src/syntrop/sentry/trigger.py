@@ -6,17 +6,17 @@ from __future__ import annotations
 from syntrop.sentry.policy import Occasion
 from syntrop.sentry.record import Record
 
-SIGNAL, REPORT, ASKED, RESUMED = "signal", "report", "asked", "resumed"
+SIGNAL, REPORT, TOLD, ASKED, RESUMED = "signal", "report", "told", "asked", "resumed"
 
 
 class Trigger(Record):
     """A unit and its failed invocation (empty where it is not known).
 
     `failed_us` is the failure on the monotonic clock and `wall_us` by UTC, both microseconds, as well as the
-    teller knows them. `source` tells who told: SIGNAL the manager by D-Bus, REPORT by `ReportFailure`, ASKED a
-    person, RESUMED an incident of an earlier life of ours. `occasion` is what went on around it, None where that
-    is to be asked of the manager. `restarting`: the manager is about to start it again by itself. `result`,
-    `code` and `status` are what the teller knew of the end.
+    teller knows them. `source` tells who told: SIGNAL the manager by D-Bus, REPORT by `ReportFailure`, TOLD
+    somebody else by it (reports.py), ASKED a person, RESUMED an incident of an earlier life of ours. `occasion` is
+    what went on around it, None where that is to be asked of the manager. `restarting`: the manager is about to
+    start it again by itself. `result`, `code` and `status` are what the teller knew of the end.
     """
 
     __slots__ = (

@@ -34,7 +34,9 @@ SETTINGS = {
 HARMLESS = frozenset(
     ("Nice", "Description", "Documentation", "CPUWeight", "StartupCPUWeight", "IOWeight", "OOMScoreAdjust",
      "SyslogIdentifier", "SyslogLevel", "SyslogFacility", "LogLevelMax", "LogRateLimitBurst",
-     "LogRateLimitIntervalSec")
+     "LogRateLimitIntervalSec", "Restart", "RestartSec", "RestartSteps", "RestartMaxDelaySec", "SuccessExitStatus",
+     "StartLimitIntervalSec", "StartLimitBurst", "TimeoutStopSec", "CollectMode", "OnFailure", "OnSuccess",
+     "WantedBy", "RequiredBy", "Alias", "Also")
 )  # fmt: skip
 
 

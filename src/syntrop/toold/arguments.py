@@ -23,6 +23,7 @@ _UNIT = re.compile(rf"[A-Za-z0-9:_.\\-]{{1,250}}(@[A-Za-z0-9:_.\\-]{{0,250}})?\.
 _NAME = re.compile(r"[A-Za-z0-9_.@+:,~][A-Za-z0-9_.@+:,~ \\-]{0,254}")
 _TIME = re.compile(r"[A-Za-z0-9:+][A-Za-z0-9 :+.-]{0,63}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
+_CONTENT = re.compile(r"[0-9a-f]{64}|absent")
 _PROPERTY = re.compile(r"[A-Z][A-Za-z0-9]{1,63}")
 
 
@@ -120,6 +121,11 @@ def time_word() -> re.Pattern[str]:
 def digest() -> re.Pattern[str]:
     """SHA-256 in hexadecimal."""
     return _DIGEST
+
+
+def content() -> re.Pattern[str]:
+    """SHA-256 of a file's content in hexadecimal, or that there is no file."""
+    return _CONTENT
 
 
 def property_name() -> re.Pattern[str]:

@@ -37,9 +37,9 @@ class State:
     """What calls share."""
 
     def __init__(self, daemon: Daemon, site: Site, netlink: socket | None = None) -> None:
+        from syntrop.common.rates import Rate
         from syntrop.toold.changes import Changer
         from syntrop.toold.policy import Policy
-        from syntrop.toold.rates import Rate
 
         settings = daemon.settings
         self.daemon, self.site = daemon, site

@@ -252,6 +252,13 @@ TOOLS = (
                 optional=True,
                 pattern=arguments.file_name(),
             ),
+            Parameter(
+                "digest",
+                STRING,
+                "SHA-256 of what it has to hold still, in hexadecimal, or 'absent'. Default: whatever it holds.",
+                optional=True,
+                pattern=arguments.content(),
+            ),
         ),
         writes=("the file",),
         undone="the file is put back as it was",

@@ -180,8 +180,7 @@ class Changer:
             record = await loop.thread(
                 _plan_revert, self.site, names(properties), unit, name, path, self._bytes_max
             )
-            if call.text("digest") not in ("", record.steps[0].before.digest):
-                raise ChangeError(f"{record.target_path} was changed since: it is not what was to be reverted")
+            _check_unchanged(record, call.text("digest"))
             return record
         if call.tool.name == "set_unit_property":
             name, value = call.text("property"), call.text("value")
@@ -342,12 +341,22 @@ def _plan_restore(call: Call, site: Site, policy: Policy, bytes_max: int) -> Rec
         after, origin = _kept(site.root, path, source)
     if after.same(before):
         raise ChangeError(f"{path} is already as it was")
-    return Record(
+    record = Record(
         tool="restore_file",
         summary=f"Restored {path} from {origin}",
         steps=[Step(path, before, after)],
         target_path=path,
     )
+    _check_unchanged(record, call.text("digest"))
+    return record
+
+
+def _check_unchanged(record: Record, digest: str) -> None:
+    """Raises ChangeError where a file is not what the caller saw: `digest` of its content, or ABSENT; empty for
+    callers who did not look. The record's image is what was captured, so nothing can come in between."""
+    before = record.steps[0].before
+    if digest not in ("", before.kind if before.kind == ABSENT else before.digest):
+        raise ChangeError(f"{record.target_path} was changed since: it is not what was to be undone")
 
 
 def _beside(path: str, source: str, before: Image, policy: Policy, bytes_max: int) -> Image:

@@ -6,7 +6,7 @@ one sequence: a prompt of 512 tokens, 128 tokens one by one. Of the daemon, besi
 file in the page cache): 8 streams together, start of the process to the first token, and what is resident after
 a short text. The limits are measured in the same run: how fast as much memory as the weights take is read (every
 weight is read once a token), and how many 8-bit multiplies the processor's best unit does (peak.c; ours does one
-and a half to two for each weight and token, since its activations have 10 to 12 bits).
+and a half to two for each weight and token, since its activations have 11 or 12 bits).
 
 The peer's programs are named by variables; what is missing is said, and only ours is measured:
   LLAMA_BENCH, LLAMA_COMPLETION, LLAMA_SERVER   built natively

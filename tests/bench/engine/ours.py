@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import compileall
 import importlib.util
 import json
 import mmap
@@ -11,6 +12,7 @@ import shlex
 import socket
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -24,6 +26,9 @@ sys.path.insert(0, str(ROOT / "src"))
 PROMPT = "The capital of France is"
 SHORT = 32  # tokens of the generation after which memory is looked at
 MIB = 1 << 20
+
+# As units/install.sh has it: the suite's modules last in the path, without site, and compiled beforehand.
+LAUNCHER = "import sys; sys.path += {paths!r}; from syntrop.runtimed.__main__ import main; main()"
 
 
 def compute(path: Path, threads: int, level: str, peak: float) -> dict[str, float]:
@@ -100,6 +105,7 @@ class Daemon:
         from syntrop.common import gguf
         from syntrop.runtimed import tokenizer, vocabulary
 
+        compileall.compile_dir(ROOT / "src" / "syntrop", quiet=1)
         self._tests = _tests()
         self._suite = self._tests.Suite(idle=60)  # the store alone
         self._digest: str = self._suite.register(path, "bench:1")["digest"]
@@ -139,11 +145,11 @@ class Daemon:
 
     def _start(self, listener: socket.socket, threads: int, level: str) -> subprocess.Popen[bytes]:
         options = ["--threads", str(threads), "--kernel-level", level, "--slots", str(STREAMS)]
-        command = shlex.join([sys.executable, "-m", "syntrop.runtimed", *options])
+        launcher = LAUNCHER.format(paths=[str(ROOT / "src"), sysconfig.get_path("purelib")])
+        command = shlex.join([sys.executable, "-ISc", launcher, *options])
         root = self._suite.root
         environment = {
             **os.environ,
-            "PYTHONPATH": str(ROOT / "src"),
             "SYNTROP_RUN_ROOT": str(root / "run"),
             "SYNTROP_CONFIG_ROOT": str(root / "config"),
             "STATE_DIRECTORY": str(root / "state"),

@@ -13,6 +13,7 @@ import argparse
 import itertools
 import json
 import math
+import mmap
 import os
 import random
 import selectors
@@ -47,8 +48,10 @@ SMALL = gangs.message("AcquireLease", priority="Batch", memory_bytes=1 << 12)
 TOO_MUCH = gangs.message("AcquireLease", priority="Batch", memory_bytes=1 << 45)
 EMERGENCY = gangs.message("AcquireLease", priority="EmergencyTriage", memory_bytes=1 << 20)
 RELEASE = b'{"method":"io.syntrop.Inference1.ReleaseLease","parameters":{"lease_id":"%s"}}\0'
-BURST, REST = 0.6, 0.6
-"""Seconds. A crowd keeps the daemon busy in bursts: at real-time priority it may take 95 % of a second only."""
+BURST, REST = 0.6, 0.6 if HURRIED else 0.0
+"""Seconds. At real-time priority, which may take 95 % of a second, a crowd keeps the daemon busy in bursts."""
+HAMMERS, EACH = 4, 50
+"""Processes of a crowd, and connections of each."""
 
 # what, unit, how it is summed up, bar
 BARS: dict[str, tuple[str, str, float | None]] = {
@@ -61,6 +64,8 @@ BARS: dict[str, tuple[str, str, float | None]] = {
     "wake-ups in 20 s with leases held": ("switches", "median", 0.0),
     "emergency beside 200 that lease": ("ms", "p99", 5.0),
     "emergency beside 200 that are refused": ("ms", "p99", 5.0),
+    "emergency beside 200 that lease: answers to these": ("a second", "rate", None),
+    "emergency beside 200 that are refused: answers to these": ("a second", "rate", None),
     "gang of 4 on 4 planes": ("ms", "median", 2.0),
     "gang of 8 on 8 planes": ("ms", "median", 20.0),
     "gang of 8 on 8 planes, worst": ("ms", "worst", 200.0),
@@ -229,11 +234,11 @@ def many(one: Daemon, rounds: int, times: dict[str, list[float]]) -> None:
     times["wake-ups in 20 s with leases held"] = [float(after - before)]
 
 
-def hammer(path: str, connections: int, request: bytes) -> None:
-    """Ask, give back what was had, and ask again, on every connection, in bursts."""
+def hammer(path: str, request: bytes, answers: memoryview, own: int) -> None:
+    """Ask, give back what was had, and ask again, on every connection; `answers[own]` counts."""
     os.nice(5)
     with selectors.DefaultSelector() as selector:
-        for _ in range(connections):
+        for _ in range(EACH):
             wire = Wire(path)
             selector.register(wire.socket, selectors.EVENT_READ)
             wire.socket.sendall(request)
@@ -247,6 +252,7 @@ def hammer(path: str, connections: int, request: bytes) -> None:
                 reply = sock.recv(1 << 16)
                 if not reply:
                     return
+                answers[own] += 1
                 at = reply.find(b'"lease_id":"')
                 sock.sendall(RELEASE % lease_of(reply) if at >= 0 and b"error" not in reply else request)
 
@@ -256,24 +262,32 @@ def resting() -> bool:
 
 
 def crowded(one: Daemon, rounds: int, request: bytes, what: str, times: dict[str, list[float]]) -> None:
+    one.connect().ask(request)  # it serves: a crowd that finds nobody would be none
+    answers = memoryview(mmap.mmap(-1, 8 * HAMMERS)).cast("q")
     children = []
-    for _ in range(4):
+    for own in range(HAMMERS):
         if not (child := os.fork()):
             try:
-                hammer(one.path(), 50, request)
+                hammer(one.path(), request, answers, own)
             finally:
-                os._exit(0)
+                os._exit(1)
         children.append(child)
     try:
-        sleep(1.5)
+        while not all(answers):
+            sleep(0.01)
         wire = one.connect(SENTRY)
         found = times.setdefault(what, [])
+        before, begun = sum(answers), perf_counter()
         for _ in range(rounds):
-            while not 0.05 < monotonic() % (BURST + REST) < BURST - 0.05:
+            while REST and not 0.05 < monotonic() % (BURST + REST) < BURST - 0.05:
                 sleep(0.01)
             taken, lease = wire.acquire(EMERGENCY)
             found += [taken, wire.release(lease)]
             sleep(0.01)
+        rate = (sum(answers) - before) / (perf_counter() - begun)
+        times.setdefault(f"{what}: answers to these", []).append(rate)
+        if any(os.waitpid(child, os.WNOHANG)[0] for child in children):
+            raise SystemExit("the crowd is not what it should be")
     finally:
         for child in children:
             os.kill(child, signal.SIGKILL)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import os
 import select
 import shutil
@@ -198,6 +199,31 @@ def test_a_file_is_restored_and_taken_back(toold: Toold, host: Path) -> None:
     ids = [one.parameters["rollback_id"] for one in (newest, again, back, done)]
     assert [one["id"] for one in listed] == ids
     assert toold.client.call(TOOL1 + "ListRollbacks", limit=1).parameters["records"] == listed[:1]
+
+
+def test_a_file_is_restored_only_over_what_its_caller_saw(toold: Toold, host: Path) -> None:
+    path, copy = host / "a.conf", host / "a.conf.bak"
+    path.write_text("bad")
+    copy.write_text("good")
+    seen = hashlib.sha256(b"bad").hexdigest()
+    path.write_text("a person's")
+    refused = toold.execute("restore_file", str(path), copy.name, seen)
+    assert refused.error == TOOL1 + "ExecutionFailed"
+    assert "a.conf was changed since" in refused.parameters["reason"]
+    assert toold.execute("restore_file", str(path), copy.name, "absent").error == TOOL1 + "ExecutionFailed"
+    assert path.read_text() == "a person's"
+    assert toold.client.call(TOOL1 + "ListRollbacks").parameters["records"] == []
+    path.write_text("bad")
+    done = toold.execute("restore_file", str(path), copy.name, seen)
+    assert done.error is None, done.parameters
+    assert path.read_text() == "good"
+    path.unlink()
+    assert toold.execute("restore_file", str(path), copy.name, seen).error == TOOL1 + "ExecutionFailed"
+    assert not path.exists()
+    done = toold.execute("restore_file", str(path), copy.name, "absent")
+    assert done.error is None, done.parameters
+    assert path.read_text() == "good"
+    assert toold.execute("restore_file", str(path), copy.name, "x").error == TOOL1 + "InvalidParameter"
 
 
 def test_no_copy_from_elsewhere(toold: Toold, host: Path) -> None:

@@ -102,6 +102,12 @@ class Manager:
     async def units(self, names: Sequence[str]) -> dict[str, dict[str, Any]]:
         return {name: await self.unit(name) for name in names}
 
+    async def states(self, names: Sequence[str]) -> dict[str, str]:
+        self.asked.append("states")
+        await loop.sleep(0)
+        found = [self.world.units.get(name, {"Id": name, "ActiveState": "inactive"}) for name in names]
+        return {one["Id"]: one["ActiveState"] for one in found}
+
     async def occasion(self, name: str, properties: Any) -> Occasion:
         return self.occasions.get(name, Occasion())
 

@@ -686,6 +686,95 @@ def test_whatever_a_service_says_no_drop_in_is_removed_unasked_that_has_nothing_
     assert done != verdict.ACT or not action.writes
 
 
+UNIT_FILE = (
+    "[Unit]\nDescription=Web\n[Service]\nType=exec\nExecStart=/usr/bin/web\nUser=web\n[Install]\nWantedBy=x.target"
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "summary", "left", "blamed"),
+    [
+        # Its unit file has just been written: it never ran otherwise.
+        (UNIT_FILE, "was created (120 bytes)", ("signal", evidence.KILLED, 11), False),
+        (UNIT_FILE, "was created (120 bytes)", ("core-dump", evidence.DUMPED, 8), False),
+        ("", "was replaced by the same", ("signal", evidence.KILLED, 11), False),
+        ("", "was replaced by the same", ("exit-code", evidence.EXITED, 1), False),
+        # It may not like its options, or assert something of its settings.
+        (UNIT_FILE, "was created (120 bytes)", ("exit-code", evidence.EXITED, 1), True),
+        (UNIT_FILE, "was created (120 bytes)", ("signal", evidence.KILLED, 6), True),
+        # It ran otherwise before.
+        ("[Service]\nExecStart=/usr/bin/webb", "changed", ("signal", evidence.KILLED, 11), True),
+        # Nothing that a program could fail of.
+        ("[Service]\nRestart=always\nRestartSec=5\n[Install]\nWantedBy=x.target", "changed",
+         ("signal", evidence.KILLED, 11), False),
+    ],
+)  # fmt: skip
+def test_a_program_that_traps_is_not_a_fault_of_a_unit_file_it_has_always_run_with(
+    text: str, summary: str, left: tuple[str, str, int], blamed: bool
+) -> None:
+    path = "/etc/systemd/system/web.service"
+    diff = "\n".join(f"+{line}" for line in text.splitlines())
+    change = file(crashed(), path, diff, role="unit file", summary=f"{path} {summary}")
+    found = Evidence("web.service", failed_us=1_000_000_000, exit=Exit(*left), changes=[change])
+    cause, action, done = judged(found)
+    if blamed:
+        assert (cause.fault_class, done) == (signatures.CONFIGURATION, verdict.REPORT)
+    else:
+        assert (cause.fault_class, action.name, done) == (signatures.CRASH, remedy.RESTART, verdict.ACT)
+
+
+def test_a_new_drop_in_is_a_change_of_what_it_ran_with() -> None:
+    change = drop_in(crashed(), "[Service]\nEnvironment=A=1")
+    parts = {name: getattr(change, name) for name in change.__slots__ if name != "summary"}
+    cause, *_ = judged(crashed(Change(**parts, summary=f"{change.path} was created (30 bytes)")))
+    assert cause.fault_class == signatures.CONFIGURATION
+
+
+@pytest.mark.parametrize(
+    ("left", "limited", "expected"),
+    [
+        (("signal", evidence.KILLED, 11), False, (signatures.CRASH, remedy.RESTART, verdict.ACT)),
+        (("exit-code", evidence.EXITED, 1), False, (signatures.DESCRIPTOR_LIMIT, remedy.NONE, verdict.REPORT)),
+        (("signal", evidence.KILLED, 11), True, (signatures.DESCRIPTOR_LIMIT, remedy.REVERT_DROP_IN, verdict.ACT)),
+    ],
+)
+def test_words_on_descriptors_before_a_trap_count_where_the_limit_was_changed(
+    left: tuple[str, str, int], limited: bool, expected: tuple[str, str, str]
+) -> None:
+    fields = {"_PID": "7", "MESSAGE": "accept: Too many open files", "_SYSTEMD_UNIT": "web.service"}
+    found = Evidence(
+        "web.service",
+        failed_us=1_000_000_000,
+        exit=Exit(*left),
+        entries=[evidence.entry(1, fields, KEY)],
+        changes=[drop_in(crashed(), "[Service]\nLimitNOFILE=16")] if limited else [],
+    )
+    cause, action, done = judged(found)
+    assert (cause.fault_class, action.name, done) == expected
+
+
+@both
+@pytest.mark.parametrize("name", ["plain_crash_segv", "plain_exit_1", "fd_limit", "port_taken", "execstart_typo"])
+def test_a_unit_that_was_collected_is_told_of_and_left_alone(release: str, name: str) -> None:
+    """What `systemd-run` made is gone when it ends: the journal tells why, and nothing is there to be started."""
+    gone = Facts(load="not-found", active="inactive", type="")
+    cause, action, done = judged(captured.captured(release, name, facts=gone))
+    assert cause.fault_class == CLASSES[name]
+    assert (action.name, action.steps, done) == (remedy.NONE, (), verdict.REPORT)
+    assert "is gone" in action.reason
+    # Nor is a file reverted for it.
+    bare = captured.captured(release, "execstart_typo")
+    change = drop_in(bare, "[Service]\nExecStart=\nExecStart=/usr/bin/sleepp 600")
+    told = captured.captured(release, "execstart_typo", facts=gone, changes=[change])
+    assert judged(told)[1].name == remedy.NONE
+
+
+def test_a_unit_that_is_gone_and_of_which_nothing_is_known() -> None:
+    cause, action, done = judged(Evidence("run-u1.service", facts=Facts(load="not-found", active="inactive")))
+    assert (cause.fault_class, action.name, done) == (signatures.UNKNOWN, remedy.NONE, verdict.REPORT)
+    assert cause.explanation == "run-u1.service is gone, and nothing tells why"
+
+
 @both
 def test_the_drop_in_that_tells_us_of_failures_is_not_blamed_for_them(release: str) -> None:
     found = captured.captured(release, "plain_crash_segv")

@@ -230,6 +230,13 @@ def test_how_it_ended_where_only_the_journal_tells() -> None:
     assert slicing.leaving({"Result": "exit-code", "ExecMainCode": 0}, said) == Exit("exit-code", "exited", 7)
     assert slicing.leaving({"Result": "success"}, said) == Exit("success", "", 0)
     assert slicing.leaving({}, []) is None
+    # A unit that was collected: what the manager tells of it is of one that never was.
+    stub = {"LoadState": "not-found", "ActiveState": "inactive", "Result": "success", "ExecMainCode": 0}
+    assert slicing.leaving(stub, said) == Exit("exit-code", "exited", 7)
+    assert slicing.leaving(stub, []) == Exit("success", "", 0)
+    # One whose file is gone, and which is there still.
+    failed = {"LoadState": "not-found", "Result": "signal", "ExecMainCode": 2, "ExecMainStatus": 11}
+    assert slicing.leaving(failed, said) == Exit("signal", "killed", 11)
     named = [{"_PID": "1", "MESSAGE_ID": said[0]["MESSAGE_ID"], "EXIT_CODE": "killed", "EXIT_STATUS": "SEGV"}]
     assert slicing.leaving({}, named) == Exit("", "killed", 11)
 

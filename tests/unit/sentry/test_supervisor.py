@@ -20,6 +20,7 @@ from syntrop.sentry import trigger as t
 from syntrop.sentry.hands import HandsError
 from syntrop.sentry.incident import Incident
 from syntrop.sentry.policy import Occasion
+from syntrop.sentry.remedy import RESTORE_FILE, Action, Step
 from syntrop.sentry.verdict import Answer
 
 # What is done.
@@ -334,6 +335,38 @@ def test_a_failure_that_is_told_while_an_older_one_is_dismissed_is_not_lost(tmp_
     house = play(tmp_path, scene)
     assert [one["status"] for one in house.incidents()] == [i.DISMISSED, i.RECOVERED]
     assert house.world.units[UNIT]["ActiveState"] == "active"
+
+
+def test_toold_is_told_what_a_file_has_to_hold_still(tmp_path: Path) -> None:
+    there, gone = tmp_path / "a.conf", tmp_path / "b.conf"
+    there.write_text("bad")
+    seen = hashlib.sha256(b"bad").hexdigest()
+    done: list[Step] = []
+
+    async def scene(house: House) -> None:
+        async def do(step: Step) -> None:
+            done.append(step)
+
+        house.hands.do = do  # type: ignore[method-assign]
+        for number, path in enumerate((there, gone)):
+            unit = f"web{number}.service"
+            house.world.fail(unit)
+            steps = [Step("restore_file", [str(path), f"{path.name}.bak"]), Step("unit_restart", [], unit)]
+            incident = Incident(f"in-{number}-a", unit, 1)
+            incident.action = Action(RESTORE_FILE, steps, "it was edited")
+            incident.marks = marks.take([str(path)])
+            incident.move(i.STAGED, 1)
+            house.kit.keep(incident)
+        house.settings.start_patience_sec = 0.01
+        house.supervisor.resume()
+        for number in range(2):
+            await house.supervisor.approve(f"in-{number}-a")
+
+    play(tmp_path / "state", scene)
+    assert [one.args for one in done if one.tool == "restore_file"] == [
+        (str(there), "a.conf.bak", seen),
+        (str(gone), "b.conf.bak", "absent"),
+    ]
 
 
 def test_a_mark_tells_content_and_time(tmp_path: Path) -> None:

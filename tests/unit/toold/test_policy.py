@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from syntrop.common.rates import Rate
 from syntrop.toold.policy import Policy, Refused
-from syntrop.toold.rates import Rate
 
 NEVER = [
     "init.scope",

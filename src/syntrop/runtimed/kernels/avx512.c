@@ -15,43 +15,37 @@ static inline __attribute__((always_inline)) __m512i dot(__m512i acc, __m512i co
     return acc;
 }
 
-/* Folding. A weight's code of four to six bits leaves room in its byte, an activation's of ten to twelve is more than
- * one. So the codes a and b of two columns share a byte, a + fold × b, and three multiplies do for both where two
- * planes would take four: with activations p and q,
+/* Folding. A weight's code of four or five bits leaves room in its byte, an activation's of eleven or twelve is more
+ * than one. So the codes a and b of two columns share a byte, a + fold × b, and three multiplies do for both where
+ * two planes would take four: with activations p and q,
  *
  *   p = mixed + 16 × upper,  q = fold × mixed + rest:
  *   a × p + b × q = (a + fold × b) × mixed + 16 × a × upper + b × rest.
  *
  * `mixed` is equal to p modulo 16, so 16 successive numbers have one that is; and all of those leave a rest of one
  * byte. Codes are bounded (sy_code_max) so that all three parts are bytes with a sign. Weights that fill their bytes
- * multiply the same parts in four multiplies. Columns c and 16 + c of a block go together; with FOLD_SIX, where each
- * half of a block has a scale of its own, c and 8 + c of a half, and 8 stands in the place of 16. */
+ * multiply the same parts in four multiplies, and so do those of six bits (with fold 3 they would fit, but leave
+ * activations ten bits, which is too few). Columns c and 16 + c of a block go together. */
 #define WORDS 12 /* of four columns: upper 0..3, mixed 4..7, rest 8..11 */
 
 INLINE void store_codes(int8_t *q, size_t lanes, const vi *code, int32_t fold)
 {
     uint32_t words[WORDS];
     vi first = code[0], second = code[1], top;
-    if (fold == FOLD_SIX) {
-        first = (vi)_mm512_shuffle_i64x2((__m512i)code[0], (__m512i)code[1], 0x44);
-        second = (vi)_mm512_shuffle_i64x2((__m512i)code[0], (__m512i)code[1], 0xee);
-        top = (vi)_mm512_min_epi32((__m512i)(((second + 128) * 21846) >> 16), _mm512_set1_epi32(127));
-    } else if (fold == FOLD_FOUR) /* the largest that leaves -128 at least */
+    if (fold == FOLD_FOUR) /* the largest that leaves -128 at least */
         top = (second + 128) >> 4;
     else /* some above second / 7, but none beyond a byte */
         top = (vi)_mm512_max_epi32(_mm512_min_epi32((__m512i)(((second * 9363) >> 16) + 8), _mm512_set1_epi32(127)),
                                    _mm512_set1_epi32(-113));
-    const int bits = fold == FOLD_SIX ? 3 : 4;
-    vi mixed = top - ((top - first) & ((1 << bits) - 1));
-    narrow((int8_t *)words, (first - mixed) >> bits);
+    vi mixed = top - ((top - first) & 15);
+    narrow((int8_t *)words, (first - mixed) >> 4);
     narrow((int8_t *)(words + 4), mixed);
     narrow((int8_t *)(words + 8), second - fold * mixed);
     for (size_t w = 0; w < WORDS; w++)
         sy_store_word(q, lanes, w, words[w]);
 }
 
-/* A block: quads 0..7, and where they fold, two together: j and 4 + j, or j and 2 + j of a half; else those with an
-   offset have it at 128. */
+/* A block: quads 0..7, and where they fold, quads j and 4 + j together; else those with an offset have it at 128. */
 typedef struct {
     __m512i code[8], both[4];
     __m512 scale[2], minimum[2];
@@ -59,7 +53,7 @@ typedef struct {
 
 INLINE int folds(const sy_kind k, const int fold)
 {
-    return fold == FOLD_SIX || (k.parts == 1 && !k.book && k.width <= (fold == FOLD_FOUR ? 4 : 5));
+    return k.parts == 1 && !k.book && k.width <= (fold == FOLD_FOUR ? 4 : 5);
 }
 
 INLINE weights next(reader *r, const sy_kind k, const int fold, const int folded, int32_t index)
@@ -71,14 +65,10 @@ INLINE weights next(reader *r, const sy_kind k, const int fold, const int folded
     if (!folded)
         return w;
     UNROLL for (int j = 0; j < 4; j++)
-        if (fold == FOLD_FOUR) { /* as they lie there */
+        if (fold == FOLD_FOUR) /* as they lie there */
             w.both[j] = plane(codes, j);
-        } else if (fold == FOLD_SIX) {
-            const __m512i more = w.code[j / 2 * 4 + 2 + j % 2];
-            w.both[j] = _mm512_add_epi8(_mm512_add_epi8(w.code[j / 2 * 4 + j % 2], more), _mm512_slli_epi16(more, 1));
-        } else {
+        else
             w.both[j] = _mm512_sub_epi8(_mm512_add_epi8(w.code[j], _mm512_slli_epi16(w.code[4 + j], 3)), w.code[4 + j]);
-        }
     return w;
 }
 
@@ -101,8 +91,6 @@ INLINE void expand(expanded *e, const uint8_t *w, const int type, const sy_acts 
 {
     if (x->fold == FOLD_FOUR)
         expand_of(e, w, sy_kind_of(type), FOLD_FOUR, first, count);
-    else if (type == SY_Q6_K && x->fold == FOLD_SIX)
-        expand_of(e, w, sy_kind_of(type), FOLD_SIX, first, count);
     else
         expand_of(e, w, sy_kind_of(type), FOLD_FIVE, first, count);
 }
@@ -144,24 +132,6 @@ INLINE void folded_sums(__m512i *sum, const weights *w, const sy_kind k, const i
     more_dots(sum, w->code + 4, q + 32 * L, T, L);
 }
 
-/* The same of half h of a block with FOLD_SIX. */
-INLINE void folded_half(__m512i *sum, const weights *w, const int h, const int8_t *q, const int32_t *neg, const int T,
-                        const int L)
-{
-    UNROLL for (int i = 0; i < T; i++) /* the offset is 32, the shift makes 8 of 1 */
-        sum[i] = _mm512_slli_epi32(_mm512_set1_epi32(neg[i]), 2);
-    UNROLL for (int part = 0; part < 3; part++)
-    {
-        const __m512i *code = part == 1 ? w->both + 2 * h : w->code + 4 * h + part;
-        UNROLL for (int g = 0; g < 2; g++)
-            UNROLL for (int i = 0; i < T; i++)
-                sum[i] = dot(sum[i], code[g], q + ((part * 4 + h * 2 + g) * L + i) * 4);
-        UNROLL for (int i = 0; i < T; i++)
-            if (part == 0)
-                sum[i] = _mm512_slli_epi32(sum[i], 3);
-    }
-}
-
 /* For weights that do not: of columns 0..15, and of 16..31 on top. */
 INLINE void first_sums(__m512i *sum, const weights *w, const sy_kind k, const int8_t *q, const int32_t *neg,
                        const int T, const int L)
@@ -193,10 +163,7 @@ INLINE void multiply(const weights *w, const sy_kind k, const int fold, const in
                      const float *d, const float *s, const int32_t *neg, __m512 *acc, const int T, const int L)
 {
     __m512i sum[GROUP], second[GROUP];
-    if (fold == FOLD_SIX) {
-        folded_half(sum, w, 0, q, neg + L, T, L);
-        folded_half(second, w, 1, q, neg + 2 * L, T, L);
-    } else if (folded) {
+    if (folded) {
         folded_sums(sum, w, k, q, neg, T, L);
     } else if (k.parts == 1) {
         first_sums(sum, w, k, q, neg, T, L);
@@ -266,8 +233,6 @@ INLINE void tile(const expanded *e, const sy_kind k, const sy_acts *x, int32_t t
 {
     if (x->fold == FOLD_FOUR)
         tile_folded(e, k, FOLD_FOUR, x, t, tokens, first, count, part);
-    else if (k.width == 6 && x->fold == FOLD_SIX)
-        tile_folded(e, k, FOLD_SIX, x, t, tokens, first, count, part);
     else
         tile_folded(e, k, FOLD_FIVE, x, t, tokens, first, count, part);
 }
@@ -281,8 +246,8 @@ INLINE void few_of(const uint8_t *panel, const sy_kind k, const int fold, const 
     const int8_t *q = x->q + at * WORDS * 4 * L;
     const float *d = x->d + at * L, *s = x->s + at * SUMS * L;
     const int32_t *neg = x->neg + at * SUMS * L;
-    /* With one or two tokens folding costs what it saves, where it is not done already (the nibbles of the file). */
-    const int folded = folds(k, fold) && (T > 2 || fold != FOLD_FIVE);
+    /* With one or two tokens folding costs what it saves, but where it is done already: the nibbles of the file. */
+    const int folded = folds(k, fold) && (T > 2 || fold == FOLD_FOUR);
     reader r = {.w = panel};
     __m512 acc[GROUP];
     UNROLL for (int i = 0; i < T; i++)
@@ -321,8 +286,6 @@ INLINE void few(const uint8_t *panel, const sy_kind k, const sy_acts *x, int32_t
 {
     if (x->fold == FOLD_FOUR)
         few_folded(panel, k, FOLD_FOUR, x, t, tokens, part);
-    else if (k.width == 6 && x->fold == FOLD_SIX)
-        few_folded(panel, k, FOLD_SIX, x, t, tokens, part);
     else
         few_folded(panel, k, FOLD_FIVE, x, t, tokens, part);
 }

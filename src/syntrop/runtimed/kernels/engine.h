@@ -4,8 +4,8 @@
  * Layouts
  *   packed matrix   Panels of 16 rows. Quantised types: blocks of 32 columns, see packed.h. A panel of a float type is
  *                   cols × 16 numbers of that type.
- *   activations     Codes of 10 to 12 bits, by the weights that they meet (sy_acts.fold). (Codes of 8 bits, the usual choice,
- *                   cost SmolLM2 three top-1 answers in a hundred; 11 bits are where that vanishes.) Groups of 8
+ *   activations     Codes of 11 or 12 bits, by the weights that they meet (sy_acts.fold). (Codes of 8 bits, the usual
+ *                   choice, cost SmolLM2 three top-1 answers in a hundred; 11 bits are where that vanishes.) Groups of 8
  *                   tokens; inside a group blocks of 32 columns; inside a block 12 or 16 words of 4 bytes, each 8
  *                   tokens side by side, so that a tile of tokens lies at fixed offsets. What a word holds is the
  *                   level's own: two codes of 16 bits (body.h), or bytes that codes are made of (avx512.c). A token
@@ -32,8 +32,7 @@
 #define ROWS 16 /* tokens of a tile: the most that a level keeps together, so memory is for whole ones */
 #define SUMS 3  /* sums of a block's codes: of the whole, of its halves */
 #define FOLD_FOUR 16 /* sy_acts.fold where no weight's code has five bits */
-#define FOLD_FIVE 7  /* where some do: 31 + 7 × 31 is a byte */
-#define FOLD_SIX 3   /* for Q6_K: 63 + 3 × 63 is one */
+#define FOLD_FIVE 7  /* and where some do: 31 + 7 × 31 is a byte */
 #define KEY_RUN 8 /* dimensions of Q8 keys that share a scale: few, since in some models a few dwarf the others */
 #define VALUE_RUN SY_BLOCK /* and of values: a block's scales are as many as a head has dimensions */
 #define MAX_HEAD 256 /* widest head: bounds the stack of attention */
@@ -73,10 +72,7 @@ typedef struct {
 } sy_attend;
 
 /* The largest code of activations. */
-static inline int32_t sy_code_max(int32_t fold)
-{
-    return fold == FOLD_FOUR ? 1904 : fold == FOLD_SIX ? 487 : 911;
-}
+static inline int32_t sy_code_max(int32_t fold) { return fold == FOLD_FOUR ? 1904 : 911; }
 
 #define ATTEND_ROWS 32 /* query rows (tokens × heads) of one call to attend */
 

@@ -364,8 +364,7 @@ static int run_layer(sy_walk *w, const step *s, int32_t i)
     first.fold = fold_of(&l->matrix[SY_ATTN_Q], 3);
     attended.fold = fold_of(&l->matrix[SY_ATTN_O], 1);
     second.fold = fold_of(&l->matrix[SY_FFN_GATE], 2);
-    const sy_matrix *last = &l->matrix[SY_FFN_DOWN]; /* elsewhere Q6_K has four multiplies, and finer codes */
-    hidden.fold = last->type == SY_Q6_K ? FOLD_SIX : fold_of(last, 1);
+    hidden.fold = fold_of(&l->matrix[SY_FFN_DOWN], 1);
     rows in = {&first, m->runs, n, s->n_runs}, out = in, ffn = in, down = in;
     out.acts = &attended;
     ffn.acts = &second;

@@ -4,6 +4,9 @@ import time
 
 while True:
     with socket.create_connection(("127.0.0.1", 15432)) as base:
-        base.sendall(b"ping")
-        base.recv(4)
+        try:
+            base.sendall(b"ping")
+            base.recv(4)
+        except ConnectionError:
+            print("the base broke off, trying again")
     time.sleep(0.1)
