@@ -3,16 +3,18 @@
 
 from __future__ import annotations
 
-import importlib.util
 import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 
 import hypothesis
 import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))  # test folders are no packages
+
+import models
 
 # A busy machine is no failure: how long one example takes says nothing about what it shows.
 hypothesis.settings.register_profile(
@@ -21,50 +23,34 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("suite")
 
 
-def _sibling(name: str) -> ModuleType:
-    # Test folders are no packages (import mode importlib), so a helper is loaded by its path.
-    spec = importlib.util.spec_from_file_location(f"syntrop_tests_{name}", Path(__file__).with_name(f"{name}.py"))
-    assert spec is not None and spec.loader is not None
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def _model(name: str) -> Path:
-    path: Path = _sibling("models").path(name)
-    return path
-
-
 @pytest.fixture(scope="session")
 def smollm2_path() -> Path:
     """SmolLM2-135M-Instruct, Q4_1: llama, byte-level BPE, ChatML."""
-    return _model("smollm2")
+    return models.path("smollm2")
 
 
 @pytest.fixture(scope="session")
 def gemma3_path() -> Path:
     """Gemma 3 270M, Q4_K_M: SentencePiece with 262,144 tokens."""
-    return _model("gemma3")
+    return models.path("gemma3")
 
 
 @pytest.fixture(scope="session")
 def qwen2_path() -> Path:
     """Qwen2.5-Coder-0.5B-Instruct: byte-level BPE, a template with tools."""
-    return _model("qwen2")
+    return models.path("qwen2")
 
 
 @pytest.fixture(scope="session")
 def minilm_path() -> Path:
     """Folder of all-MiniLM-L6-v2: a BERT for embeddings, safetensors in F32, WordPiece."""
-    path: Path = _sibling("models").folder("minilm")
-    return path
+    return models.folder("minilm")
 
 
 @pytest.fixture(scope="session")
 def llama_cpp_models() -> Path:
     """llama.cpp's vocabularies without weights, and its collection of chat templates."""
-    path: Path = _sibling("models").llama_cpp()
-    return path
+    return models.llama_cpp()
 
 
 @pytest.fixture(scope="session")

@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from calm import CALM
+
 sys.path.insert(0, str(Path(__file__).parent))  # test folders are no packages
 
 from waiting import PATIENCE, wait_for
@@ -40,10 +42,9 @@ class Suite:
         self.root = os.path.join(self.base, "run")
         self.state = state or os.path.join(self.base, "state")
         self.config = os.path.join(self.base, "config")
-        # Whatever else the machine does, nobody is refused for its pressure.
         os.makedirs(os.path.join(self.config, "inferenced.toml.d"))
         with open(os.path.join(self.config, "inferenced.toml.d", "10-calm.toml"), "w") as file:
-            file.write("[tuning]\ncritical_memory = 100\ncritical_memory_full = 100\ncritical_io = 100\n")
+            file.write(CALM)
         self.environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith("SYNTROP_")},
             "PYTHONPATH": SOURCE,

@@ -8,7 +8,6 @@ import os
 import select
 import socket
 import time
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -43,9 +42,6 @@ def mine(suite: Any) -> list[int]:
 
 def test_a_call_from_its_client_to_the_weights(stocked_suite: Any) -> None:
     suite = stocked_suite
-    # Nobody is refused because the machine that tests run on is under pressure.
-    calm = "[tuning]\ncritical_memory = 100.0\ncritical_memory_full = 100.0\ncritical_io = 100.0\n"
-    Path(suite.config, "inferenced.toml").write_text(calm)
     transport = httpx.HTTPTransport(uds=suite.endpoint("gateway.sock"))
     with openai.OpenAI(
         base_url="http://localhost/v1",

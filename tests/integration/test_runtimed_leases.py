@@ -298,8 +298,6 @@ def test_a_killed_inferenced_loses_nothing(suite: Suite) -> None:
 def test_the_suite_goes_to_sleep_with_its_leases(stocked_suite: Any) -> None:
     """All of it under the activator: inferenced is started for the lease, and ends after who holds it."""
     Path(stocked_suite.config, "runtimed.toml").write_text("lease_wait_sec = 60.0\n")
-    calm = "[tuning]\ncritical_memory = 100.0\ncritical_memory_full = 100.0\ncritical_io = 100.0\n"
-    Path(stocked_suite.config, "inferenced.toml").write_text(calm)  # a busy machine refuses no lease
     with Client(stocked_suite.endpoint(RUNTIME)) as client:
         pieces = client.stream(f"{RUNTIME}.Generate", model="smollm2:135m", prompt="Once", max_tokens=3)
         next(pieces)

@@ -264,8 +264,9 @@ def test_what_was_warmed_is_read_once(suite: Any, ask: Callable[..., Any]) -> No
     async def work(adviser: advice.Adviser) -> None:
         adviser.warm()
         adviser.warm()  # one at a time
-        while adviser.warming:
-            await loop.sleep(0.01)
+        with loop.deadline(120):
+            while adviser.warming:
+                await loop.sleep(0.01)
         before = await adviser.likelihoods("x", [{"name": "a", "token": " a"}, {"name": "b", "token": " b"}], 60.0)
         assert set(before) == {"a", "b"}
         adviser.warm()

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from calm import CALM
+
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
@@ -64,9 +66,7 @@ def model() -> Path:
 def booted(roots: Roots, model: Path) -> Iterator[Machine]:
     binds = [(str(model), suite.MODEL_FILE, True), (str(HERE.parents[1]), "/src", True)]
     with Machine(roots.layers(), binds=binds, name=f"syntrop-{roots.release.name}") as machine:
-        # Whatever else its host does, nobody is refused for its pressure.
-        calm = "[tuning]\ncritical_memory = 100\ncritical_memory_full = 100\ncritical_io = 100\n"
-        machine.write("/etc/syntrop/inferenced.toml.d/10-calm.toml", calm)
+        machine.write("/etc/syntrop/inferenced.toml.d/10-calm.toml", CALM)
         yield machine
 
 

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -496,9 +495,11 @@ def test_without_its_socket_the_kernels_tables_are_read(host: Machine) -> None:
 
 NETLINK = """
 import glob, os, re, socket, sys
-# The socket of sock_diag(7) that PID 1 holds: its number there, and its address.
-rows = [line.split() for line in open("/proc/net/netlink").readlines()[1:]]
-ports = {f"socket:[{row[9]}]": int(row[2]) for row in rows if row[1] == "4"}
+# The socket of sock_diag(7) that PID 1 holds: its number there, its address, and the bytes that wait in it.
+def sockets():
+    rows = [line.split() for line in read("/proc/net/netlink").splitlines()[1:]]
+    return {f"socket:[{row[9]}]": (int(row[2]), int(row[4])) for row in rows if row[1] == "4"}
+
 def each(folder, look):
     for path in glob.glob(f"/proc/1/{folder}/*"):
         try:
@@ -511,13 +512,13 @@ def read(path):
         return file.read()
 
 held = {target: number for number, target in each("fd", os.readlink)}
-[(number, port)] = [(held[one], ports[one]) for one in held.keys() & ports.keys()]
+[name] = held.keys() & sockets().keys()
 if sys.argv[1] == "send":
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 4) as sender:
-        sender.sendto(b"?", (port, 0))
+        sender.sendto(b"?", (sockets()[name][0], 0))
 watched = [events for _, text in each("fdinfo", read) for events in re.findall(
-    rf"^tfd: +{number} events: +([0-9a-f]+)", text, re.M)]
-print("watched" if any(int(text, 16) & 1 for text in watched) else "left alone")
+    rf"^tfd: +{held[name]} events: +([0-9a-f]+)", text, re.M)]
+print("watched" if any(int(text, 16) & 1 for text in watched) else "left alone", sockets()[name][1])
 """
 
 
@@ -530,13 +531,13 @@ def test_the_socket_starts_nobody_for_nothing(host: Machine) -> None:
     set_idle(host, "toold", 600.0)  # awake until it is told otherwise, however long a look takes
     host.run("systemctl restart toold.service")
     execute(host, "net_listeners")
-    assert host.run_python(NETLINK, "look") == "left alone\n"
+    assert host.run_python(NETLINK, "look") == "left alone 0\n"
     set_idle(host, "toold", 1.0)
     host.run("systemctl restart toold.service")
     host.wait_property("toold.service", "ActiveState", "inactive")
     started = started_at()
     host.wait_property("toold-diag.socket", "SubState", "listening")
-    assert host.run_python(NETLINK, "look") == "watched\n"
+    assert host.run_python(NETLINK, "look") == "watched 0\n"
     assert started_at() == started
 
     host.run_python(NETLINK, "send")
@@ -544,13 +545,15 @@ def test_the_socket_starts_nobody_for_nothing(host: Machine) -> None:
     host.wait_property("toold.service", "ActiveState", "inactive")
     again = started_at()
     host.wait_property("toold-diag.socket", "SubState", "listening")
-    time.sleep(1.5)
+    # Nothing is left in it that could start toold once more.
+    assert host.run_python(NETLINK, "look") == "watched 0\n"
     assert started_at() == again
 
     # One that comes while it is awake is passed over by the next question.
     set_idle(host, "toold", 600.0)
     execute(host, "net_listeners")
-    assert host.run_python(NETLINK, "send") == "left alone\n"
+    seen, waiting = host.run_python(NETLINK, "send").rsplit(" ", 1)
+    assert seen == "left alone" and int(waiting) > 0
     assert "127.0.0.1:32768" in execute(host, "net_listeners")["result"]["stdout"]
     host.run("rm /run/systemd/system/toold.service.d/idle.conf && systemctl daemon-reload")
 

@@ -121,6 +121,11 @@ class Future(Generic[T]):
                 del self
         return self._value  # type: ignore[no-any-return]
 
+    def forgive(self, *kinds: type[Exception]) -> None:
+        """An error of these kinds may go unread: it is for whoever waits, and no fault where nobody does."""
+        if isinstance(self._error, kinds):
+            self._seen = True
+
     def __await__(self) -> Generator[Future[Any], None, T]:
         if not self.done:
             yield self

@@ -41,6 +41,12 @@ def warm() -> None:
     _ = syntrop
 
 
+# What a template's expressions raise of themselves, and jinja2's parser lets through: its own fault, not ours.
+# Anything else is a fault of ours, and logged as one.
+_ITS_OWN = (
+    ArithmeticError, AssertionError, AttributeError, LookupError, MemoryError, NameError, RuntimeError,
+    SyntaxError, TypeError, ValueError,
+)  # fmt: skip
 # What switches thoughts on and off, whatever a template calls it.
 _THINKING = {"enable_thinking", "thinking", "reasoning_effort"}
 
@@ -142,6 +148,7 @@ class ChatTemplate:
 
     def _prepared(self) -> tuple[Template, Budget, Forms]:
         if self._compiled is None:
+            from jinja2 import TemplateError as JinjaError
             from jinja2 import meta
 
             from syntrop.runtimed.template_forms import Forms
@@ -156,7 +163,7 @@ class ChatTemplate:
                     self._takes_functions = "functions" in names and "tools" not in names
             except TemplateError:
                 raise
-            except Exception as error:  # the parser lets some of Python's own through
+            except (JinjaError, *_ITS_OWN) as error:
                 raise TemplateError(f"the chat template cannot be read: {error}") from None
             self._compiled = template, budget, Forms(self._probe)
         return self._compiled
@@ -183,8 +190,7 @@ class ChatTemplate:
             raise
         except JinjaError as error:
             raise TemplateError(f"the chat template refuses the conversation: {error}") from None
-        except Exception as error:
-            # What the expressions of a template raise of themselves: it does not fit the conversation.
+        except _ITS_OWN as error:  # it does not fit the conversation
             reason = f"{type(error).__name__}: {error}"
             raise TemplateError(f"the chat template fails on the conversation: {reason}") from None
 

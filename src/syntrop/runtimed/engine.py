@@ -358,6 +358,7 @@ class Engine:
             self._drop(one, GenerationError(str(error) or "out of memory"))
             return
         except Exception as error:
+            # A fault of ours with this one: the others of its step go on.
             journal.exception("A generation failed", error)
             self._drop(one, GenerationError("the generation failed; the log has the detail"))
             return

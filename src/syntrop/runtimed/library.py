@@ -483,12 +483,7 @@ class Library:
 
 def _told(task: loop.Future[Any]) -> None:
     """A refusal goes to those who wait for the task; where all have left, it is no fault of ours to be logged."""
-    try:
-        task.result()
-    except (NoSuchModel, CannotLoad, NoRoom, NoAdapter, MemoryError, loop.TaskCancelled):
-        pass
-    except Exception as error:
-        journal.exception("A model could not be loaded", error)
+    task.forgive(NoSuchModel, CannotLoad, NoRoom, NoAdapter, MemoryError)
 
 
 def _warm() -> None:

@@ -195,6 +195,7 @@ class Supervisor:
             try:
                 await work(case, course)
             except Exception as error:
+                # Whatever it is: a person is told of this incident, and the others go on.
                 self._conduct.failed(case.incident, error)
             finally:
                 self._over(case)
@@ -246,6 +247,7 @@ class Supervisor:
             looked()
             hold = await self._conduct.carry_on(case, course, decided)
         except Exception as error:
+            # As above: a unit whose incident is a fault of ours must not stay in the way for ever.
             self._conduct.failed(case.incident, error)
         finally:
             looked()
@@ -312,6 +314,7 @@ class Supervisor:
         try:
             self._ruled(case, await course.diagnose(), await course.ruling())
         except Exception as error:
+            # Who asked gets what was found until then.
             journal.exception(f"A dry run of {case.trigger.unit} failed", error)
         finally:
             case.over.set()

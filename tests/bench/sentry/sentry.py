@@ -90,6 +90,15 @@ class Bench:
         printed = self.machine.run([PYTHON, "-I", "-c", script, subject, *words], timeout=900).stdout
         self.told.setdefault(name, []).extend(json.loads(printed))
 
+    def let_go(self) -> None:
+        """Until it has no journal mapped any more, which it keeps for some seconds after the last slice."""
+        maps = self.machine.path(f"/proc/{self.machine.property('systemd-sentry.service', 'MainPID')}/maps")
+        deadline = time.monotonic() + 60
+        while ".journal" in maps.read_text():
+            if time.monotonic() > deadline:
+                raise SystemExit("systemd-sentry does not let go of the journal")
+            time.sleep(0.1)
+
     def resident(self) -> float:
         pid = self.machine.property("systemd-sentry.service", "MainPID")
         status = self.machine.path(f"/proc/{pid}/status").read_text()
@@ -121,7 +130,7 @@ def measure(rounds: int) -> dict[str, Told]:
             bench.rounds("awake", "crash", BATCH)
             bench.rounds("reload", "typo", BATCH)
             bench.rounds("model", "words", BATCH)
-        time.sleep(7)  # the journal, which is mapped, is let go of some seconds after the last slice
+        bench.let_go()
         bench.told["resident"] = [{"mib": bench.resident()}]
         bench.configure("on_demand", "")
         for _ in range(0, rounds, BATCH):

@@ -17,15 +17,12 @@ from typing import Any
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[2]))  # test folders are no packages
-
 import machines
+from calm import CALM
 
 SOURCE = str(Path(__file__).parents[3] / "src")
 TIMEOUT = 60.0
 NOT_RUN = pytest.StashKey[list[str]]()
-# A machine under test may be pressed hard by what else runs there; that is not what is tested here.
-CALM = "[tuning]\ncritical_memory = 100.0\ncritical_memory_full = 100.0\ncritical_io = 100.0\n"
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -18,6 +18,8 @@ import httpx
 import openai
 import pytest
 
+from calm import CALM
+
 SOURCE = Path(__file__).parents[3] / "src"
 DOUBLE = Path(__file__).parents[1] / "gateway_double.py"
 PATIENCE = 60.0
@@ -29,10 +31,6 @@ def wait_for(condition: Callable[[], object], what: str) -> None:
     while not condition():
         assert time.monotonic() < end, f"waited in vain for {what}"
         select.select([], [], [], 0.01)
-
-
-# Nobody is refused because the machine that tests run on is under pressure.
-CALM = "[tuning]\ncritical_memory = 100.0\ncritical_memory_full = 100.0\ncritical_io = 100.0\n"
 
 
 class Host:

@@ -13,9 +13,10 @@ from typing import Any
 
 import pytest
 
+from calm import CALM
+
 INFERENCE1, CONTEXT1 = "io.syntrop.Inference1", "io.syntrop.Context1"
 SECONDS = 2.0
-CALM = "[tuning]\ncritical_memory = 100.0\ncritical_memory_full = 100.0\ncritical_io = 100.0\n"
 
 
 def switches(pid: int) -> int:

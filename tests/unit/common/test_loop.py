@@ -536,6 +536,26 @@ def test_an_error_that_nobody_awaits_is_logged(monkeypatch: pytest.MonkeyPatch) 
     assert [type(error) for error in logged] == [LookupError]
 
 
+def test_an_error_that_may_go_unread_is_not_logged_and_any_other_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    logged: list[BaseException] = []
+    monkeypatch.setattr(journal, "exception", lambda message, error, **_: logged.append(error))
+
+    async def broken(error: Exception) -> None:
+        raise error
+
+    async def main() -> None:
+        for error in (KeyError("a"), IndexError("b"), OSError("c")):
+            loop.spawn(broken(error)).when_done(lambda task: task.forgive(LookupError, ValueError))
+        read = loop.spawn(broken(KeyError("d")))
+        read.when_done(lambda task: task.forgive(LookupError))
+        with pytest.raises(KeyError, match="d"):
+            await read
+
+    loop.run(main())
+    gc.collect()
+    assert [type(error) for error in logged] == [OSError]
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     st.integers(1, 4),

@@ -12,22 +12,29 @@ from syntrop.common import authority
 from syntrop.common.varlink import idl
 
 HANDLERS = {
-    "io.syntrop.Context1": "syntrop.contextd.service",
-    "io.syntrop.Inference1": "syntrop.inferenced.service",
-    "io.syntrop.Model1": "syntrop.modeld.service",
-    "io.syntrop.Router1": "syntrop.routerd.service",
-    "io.syntrop.Runtime1": "syntrop.runtimed.service",
-    "io.syntrop.Sentry1": "syntrop.sentry.service",
-    "io.syntrop.Tool1": "syntrop.toold.service",
+    "io.syntrop.Context1": "syntrop.contextd.service:Context1",
+    "io.syntrop.Inference1": "syntrop.inferenced.methods:Methods",
+    "io.syntrop.Model1": "syntrop.modeld.service:Model1",
+    "io.syntrop.Router1": "syntrop.routerd.service:Router1",
+    "io.syntrop.Runtime1": "syntrop.runtimed.service:Runtime1",
+    "io.syntrop.Sentry1": "syntrop.sentry.service:Sentry1",
+    "io.syntrop.Tool1": "syntrop.toold.service:Tool1",
 }
+NOT_BUILT = {
+    "io.syntrop.Runtime1": {
+        "AttachVision", "GenerateAudio", "GenerateMusic", "GenerateVideo", "GenerateVisual", "GroundVisual",
+        "StreamAudioOut", "TranscribeAudio",
+    },
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", HANDLERS)
-def test_a_handler_takes_what_its_interface_passes(name: str) -> None:
+def test_a_handler_has_the_methods_of_its_interface_and_takes_what_they_pass(name: str) -> None:
     interface = idl.load(name)
-    handler = getattr(import_module(HANDLERS[name]), name.rpartition(".")[2])
+    module, _, kind = HANDLERS[name].partition(":")
+    handler = getattr(import_module(module), kind)
     public = [attribute for attribute in dir(handler) if attribute[0].isupper()]
-    assert set(public) <= set(interface.methods)
+    assert set(public) == set(interface.methods) - NOT_BUILT.get(name, set())
     for method in public:
         _, call, *taken = inspect.signature(getattr(handler, method)).parameters.values()
         assert call.name == "call"

@@ -230,6 +230,40 @@ def test_what_is_not_offered_is_refused(source: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("source", "why"),
+    [
+        ("{{ 1 / 0 }}", "ZeroDivisionError"),
+        ("{{ 'a' | truncate(1) }}", "AssertionError"),
+        ("{{ messages | int('%d') + {}.items }}", "TypeError"),
+        ("{{ 1 | indent }}", "AttributeError"),
+        ("{{ [].pop() }}", "IndexError"),
+        ("{{ '{a}'.format() }}", "KeyError"),
+        ("{{ cycler() }}", "RuntimeError"),
+        ("{{ 'a' | filesizeformat }}", "ValueError"),
+        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "RecursionError"),
+        ("{% break %}", "cannot be read"),
+        ("{{ " + "9" * 5000 + " }}", "cannot be read"),
+        ("{{" + "(" * 5000 + "1" + ")" * 5000 + "}}", "cannot be read"),
+        ("{% if true %}" * 200 + "{% endif %}" * 200, "cannot be read"),
+    ],
+)
+def test_what_a_template_raises_of_itself_is_its_own_error(source: str, why: str) -> None:
+    with pytest.raises(TemplateError, match=why):
+        render(source)
+
+
+def test_a_fault_of_ours_is_not_the_templates(monkeypatch: pytest.MonkeyPatch) -> None:
+    template = ChatTemplate("{{ messages | length }}")
+
+    def broken(_variables: object) -> str:
+        raise OSError("ours")
+
+    monkeypatch.setattr(template, "_generate", broken)
+    with pytest.raises(OSError, match="ours"):
+        template.render(HELLO)
+
+
+@pytest.mark.parametrize(
     "source",
     [
         "{{ strftime_now.__self__ }}",

@@ -279,23 +279,44 @@ def held(loads: list[str], monkeypatch: pytest.MonkeyPatch) -> tuple[threading.E
     return loading, go_on
 
 
+async def nobody_waits(library: Library, name: str, held: tuple[threading.Event, threading.Event]) -> None:
+    """Who asked for it leaves while it is loaded; until it is, or is not."""
+    loading, go_on = held
+    impatient = loop.spawn(library.get(name))
+    while not loading.is_set():
+        await loop.sleep(0.001)
+    await loop.stop(impatient)
+    go_on.set()
+    while library._loading or library._resolving:
+        await loop.sleep(0.001)
+
+
 def test_a_refusal_that_nobody_waits_for_is_no_fault(
     root: Path, held: tuple[threading.Event, threading.Event], capfd: pytest.CaptureFixture[str]
 ) -> None:
-    loading, go_on = held
-
     async def body(library: Library, store: Store, busy: Busy) -> None:
         store.names["bad:1"] = "sha256:bad"
-        impatient = loop.spawn(library.get("bad:1"))
-        while not loading.is_set():
-            await loop.sleep(0.001)
-        await loop.stop(impatient)
-        go_on.set()
-        while library._loading or library._resolving:
-            await loop.sleep(0.001)
+        await nobody_waits(library, "bad:1", held)
 
     run(root, body)
     assert "Traceback" not in capfd.readouterr().err
+
+
+def test_a_fault_that_nobody_waits_for_is_logged(
+    root: Path,
+    held: tuple[threading.Event, threading.Event],
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    async def body(library: Library, store: Store, busy: Busy) -> None:
+        def faulty(*_: Any) -> None:
+            raise KeyError("a bug")
+
+        monkeypatch.setattr(library, "_account", faulty)
+        await nobody_waits(library, "a:1", held)
+
+    run(root, body)
+    assert "KeyError: 'a bug'" in capfd.readouterr().err
 
 
 def test_a_model_that_goes_before_its_caller_runs_is_loaded_again(root: Path, loads: list[str]) -> None:

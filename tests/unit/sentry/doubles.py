@@ -8,7 +8,7 @@ as a machine does.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from syntrop.sentry.supervisor import Supervisor
 from syntrop.sentry.trigger import Trigger
 from syntrop.sentry.verdict import Answer
 
+UNIT = "web.service"
 KEY = b"k" * 32
 BAD = "/etc/systemd/system/{unit}.d/bad.conf"
 
@@ -354,3 +355,21 @@ class House:
         with loop.deadline(seconds):
             while self.daemon.holds:
                 await loop.sleep(0.005)
+
+
+def outcomes(house: House) -> list[tuple[str, str]]:
+    return [(one["unit"], one["status"]) for one in house.incidents()]
+
+
+def play(folder: Path, scene: Callable[[House], Awaitable[None]], **more: Any) -> House:
+    """A scene with a house of its own; what it left is looked at afterwards."""
+    kept: list[House] = []
+
+    async def main() -> None:
+        house = House(folder, more.pop("world", None) or World(), **more)
+        kept.append(house)
+        await scene(house)
+        await house.supervisor.close()
+
+    loop.run(main())
+    return kept[0]

@@ -5,12 +5,11 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from doubles import Adviser, House, World
+from doubles import UNIT, Adviser, House, outcomes, play
 
 from syntrop.common import loop
 from syntrop.sentry import breaker as b
@@ -20,30 +19,9 @@ from syntrop.sentry import supervisor as supervising
 from syntrop.sentry import trigger as t
 from syntrop.sentry.hands import HandsError
 from syntrop.sentry.incident import Incident
-from syntrop.sentry.policy import Occasion, Policy
+from syntrop.sentry.policy import Occasion
 from syntrop.sentry.remedy import RESTORE_FILE, Action, Step
 from syntrop.sentry.verdict import Answer
-
-UNIT = "web.service"
-
-
-def outcomes(house: House) -> list[tuple[str, str]]:
-    return [(one["unit"], one["status"]) for one in house.incidents()]
-
-
-def play(folder: Path, scene: Callable[[House], Awaitable[None]], **more: Any) -> House:
-    """A scene with a house of its own; what it left is looked at afterwards."""
-    kept: list[House] = []
-
-    async def main() -> None:
-        house = House(folder, more.pop("world", None) or World(), **more)
-        kept.append(house)
-        await scene(house)
-        await house.supervisor.close()
-
-    loop.run(main())
-    return kept[0]
-
 
 # What is done.
 
@@ -211,6 +189,59 @@ def test_a_manager_that_does_not_answer_leaves_a_report(tmp_path: Path) -> None:
     assert house.world.done == []
 
 
+# Faults of ours.
+
+
+def test_a_fault_of_ours_is_told_of_and_the_others_go_on(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    async def scene(house: House) -> None:
+        occasion = house.manager.occasion
+
+        async def faulty(name: str, properties: Any) -> Occasion:
+            if name == UNIT:
+                raise ZeroDivisionError("a bug")
+            return await occasion(name, properties)
+
+        house.manager.occasion = faulty  # type: ignore[method-assign]
+        for unit in (UNIT, "other.service"):
+            house.world.fail(unit)
+            house.supervisor.report(house.failed(unit))
+        await house.settled()
+        # It is not in the way of the unit's next failure.
+        house.manager.occasion = occasion  # type: ignore[method-assign]
+        house.world.fail(UNIT)
+        house.supervisor.report(house.failed(UNIT))
+        await house.settled()
+
+    house = play(tmp_path, scene)
+    assert outcomes(house) == [(UNIT, i.REPORTED), ("other.service", i.RECOVERED), (UNIT, i.RECOVERED)]
+    (told,) = [one for one in house.incidents() if one["status"] == i.REPORTED]
+    assert any(
+        "a fault of systemd-sentry's own" in line for line in house.supervisor.incident(told["id"]).timeline()
+    )
+    log = capfd.readouterr().err
+    assert f"of {UNIT} failed in our hands" in log and "ZeroDivisionError: a bug" in log
+    assert os.listdir(tmp_path / "open") == []
+
+
+def test_a_fault_of_ours_in_a_dry_run_ends_it(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    async def scene(house: House) -> None:
+        async def faulty(name: str, properties: Any) -> Occasion:
+            raise ZeroDivisionError("a bug")
+
+        house.manager.occasion = faulty  # type: ignore[method-assign]
+        house.world.fail(UNIT)
+        with loop.deadline(30.0):
+            told = await house.supervisor.triage(UNIT, dry_run=True)
+        assert told.causes[0]["fault_class"] == "crash"
+        await house.settled()
+
+    house = play(tmp_path, scene)
+    assert outcomes(house) == []
+    assert "ZeroDivisionError: a bug" in capfd.readouterr().err
+
+
 # The model.
 
 
@@ -250,341 +281,6 @@ def test_awake_the_lease_is_taken_side_by_side_and_the_model_has_its_say_afterwa
     assert house.peers.leases == []
 
 
-# Guards.
-
-
-def test_what_somebody_wanted_is_no_incident_and_protected_units_are_only_watched(tmp_path: Path) -> None:
-    async def scene(house: House) -> None:
-        for unit in ("stopped.service", "asked.service", "guarded.service", "starting.service"):
-            house.world.fail(unit)
-        house.manager.occasions["asked.service"] = Occasion(leaving=True)
-        house.manager.occasions["starting.service"] = Occasion(job="start")
-        wanted = house.failed("stopped.service", source=t.SIGNAL, occasion=Occasion(job="stop"))
-        house.supervisor.report(wanted)
-        for unit in ("asked.service", "guarded.service", "starting.service"):
-            house.supervisor.report(house.failed(unit))
-        await house.settled()
-        assert "stopped.service" not in house.manager.asked
-
-    house = play(tmp_path, scene, policy=Policy(deny=["guarded*"]))
-    assert house.world.done == []
-    assert dict(outcomes(house)) == {
-        "stopped.service": i.DISMISSED,
-        "asked.service": i.DISMISSED,
-        "guarded.service": i.REPORTED,
-        "starting.service": i.REPORTED,
-    }
-
-
-def test_the_breaker_holds_back_locks_and_is_reset(tmp_path: Path) -> None:
-    async def scene(house: House) -> None:
-        supervisor, guards = house.supervisor, house.kit.guards
-        for _ in range(3):
-            house.world.fail(UNIT)
-            supervisor.report(house.failed(UNIT))
-            await_done = house.daemon.holds
-            assert await_done
-            with loop.deadline(30.0):
-                while supervisor.status()["open_incidents"] and not supervisor.status()["breakers"]:
-                    await loop.sleep(0.005)
-        (breaker,) = supervisor.status()["breakers"]
-        assert (breaker["unit"], breaker["state"]) == (UNIT, "open")
-        assert 0 < breaker["cooldown_ms"] <= 30_000
-        with loop.deadline(30.0):
-            while not any("waits: its breaker is open" in line for line in _timelines(house)):
-                await loop.sleep(0.005)
-        done = len(house.world.done)
-        assert supervisor.reset(UNIT)["state"] == "closed"  # what waited goes on at once
-        await house.settled()
-        assert len(house.world.done) == done + 1
-        guards.lock(UNIT, house.clock.seconds())
-        house.world.fail(UNIT)
-        supervisor.report(house.failed(UNIT))
-        await house.settled()
-        assert len(house.world.done) == done + 1
-
-    house = play(tmp_path, scene)
-    assert [status for _, status in outcomes(house)] == [i.RECOVERED, i.RECOVERED, i.RECOVERED, i.REPORTED]
-
-
-def _timelines(house: House) -> list[str]:
-    return [line for one in house.kit.audit.open() for line in one.timeline()]
-
-
-def test_breakers_and_the_budget_survive_a_restart_of_ours(tmp_path: Path) -> None:
-    async def first(house: House) -> None:
-        house.world.fail(UNIT)
-        house.supervisor.report(house.failed(UNIT))
-        await house.settled()
-        house.kit.guards.lock("other.service", house.clock.seconds())
-
-    async def second(house: House) -> None:
-        house.supervisor.resume()
-        assert house.supervisor.status()["breakers"][0]["state"] == "locked"
-        assert house.kit.guards.wire(UNIT, house.clock.seconds())["recent_failures"] == 1
-        assert house.kit.guards.budget.left(house.clock.seconds()) == 2
-
-    play(tmp_path, first, budget=((3, 60.0),))
-    play(tmp_path, second, budget=((3, 60.0),))
-
-
-def test_a_unit_that_its_manager_restarts_is_left_to_it_until_the_breaker_trips(tmp_path: Path) -> None:
-    async def scene(house: House) -> None:
-        for number in range(5):
-            house.world.fail(UNIT, SubState="auto-restart", ActiveState="activating")
-            house.supervisor.report(house.failed(UNIT, source=t.SIGNAL, restarting=True))
-            await house.settled()
-            assert len(house.incidents()) == (number >= 2)
-
-    house = play(tmp_path, scene)
-    assert outcomes(house) == [(UNIT, i.REPORTED)]
-    assert house.world.done == []
-
-
-def test_two_hundred_at_once_are_bounded_and_none_is_lost(tmp_path: Path) -> None:
-    async def scene(house: House) -> None:
-        house.settings.probation_sec = 0.01
-        units = [f"unit{number}.service" for number in range(200)]
-        for unit in units:
-            house.world.fail(unit, RequiredBy=["x.service", "y.service"] if unit == "unit199.service" else [])
-        for unit in units:
-            house.supervisor.report(house.failed(unit))
-        assert len(os.listdir(tmp_path / "open")) == 200
-        assert house.supervisor.status()["open_incidents"] == 200
-        await house.settled(120.0)
-
-    house = play(tmp_path, scene)
-    assert {status for _, status in outcomes(house)} == {i.RECOVERED}
-    assert len(house.world.done) == 200
-    assert house.world.done.index("unit_restart unit199.service") < 20
-
-
-def test_what_the_budget_holds_back_is_looked_at_again(tmp_path: Path) -> None:
-    async def scene(house: House) -> None:
-        house.settings.probation_sec = 0.01
-        for number in range(6):
-            house.world.fail(f"unit{number}.service")
-            house.supervisor.report(house.failed(f"unit{number}.service"))
-        await house.settled(60.0)
-
-    house = play(tmp_path, scene, budget=((2, 0.3),))
-    assert len(house.world.done) == 6
-    assert {status for _, status in outcomes(house)} == {i.RECOVERED}
-
-
-def test_the_root_is_treated_not_its_victims(tmp_path: Path) -> None:
-    async def scene(house: House) -> None:
-        house.world.fail("db.service")
-        house.world.fail("cache.service", requires=("db.service",))
-        house.world.fail("web.service", requires=("cache.service", "basic.target"))
-        for unit in ("web.service", "cache.service", "db.service"):
-            house.supervisor.report(house.failed(unit))
-        await house.settled()
-
-    house = play(tmp_path, scene)
-    assert house.world.done == ["unit_restart db.service"]
-    assert dict(outcomes(house)) == {
-        "db.service": i.RECOVERED,
-        "cache.service": i.REPORTED,
-        "web.service": i.REPORTED,
-    }
-    reason = house.incidents(unit="web.service")[0]["action"]["reason"]
-    assert reason == "db.service is to be treated, not this one"
-
-
-# Our own end in each phase.
-
-
-def crash_at(folder: Path, moment: str, world: Path) -> None:
-    """A process of ours that deals with a failure, and ends at a moment of it as SIGKILL ends it."""
-
-    async def main() -> None:
-        house = House(folder, World(world), adviser=Adviser("no model"))
-        house.settings.probation_sec = 20.0
-
-        def end(_what: str) -> None:
-            os._exit(9)
-
-        async def ends(*_: Any, **__: Any) -> Any:
-            end("")
-
-        where, _, tool = moment.partition(" ")
-        if where == "slice":
-            house.kit.slicer = ends
-        elif where == "correlate":
-            house.peers.context = ends  # type: ignore[method-assign]
-        elif where == "lease":
-            house.peers.up |= {"inferenced", "runtimed"}
-            house.peers.lease = ends  # type: ignore[method-assign]
-        elif where == "diagnose":
-            house.manager.occasion = ends  # type: ignore[method-assign]
-        elif where in ("before", "after"):
-            setattr(house.hands, where, lambda what: end(what) if what == tool else None)
-        house.supervisor.report(house.failed(UNIT))
-        if where == "intercept":
-            end("")
-        if where == "restore":
-            with loop.deadline(30.0):
-                while not any(one.probation for one in house.kit.audit.open()):
-                    await loop.sleep(0.002)
-            end("")
-        await house.settled()
-
-    process = os.fork()
-    if process == 0:
-        try:
-            loop.run(main())
-        finally:
-            os._exit(1)
-    assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == 9
-
-
-@pytest.mark.parametrize("cured", [True, False])
-@pytest.mark.parametrize(
-    "moment",
-    ["intercept", "slice", "correlate", "lease", "diagnose", "before revert_dropin", "after revert_dropin",
-     "before unit_restart", "after unit_restart", "restore", "before rollback", "after rollback"],
-)  # fmt: skip
-def test_our_end_in_any_phase_is_resumed_or_taken_back(tmp_path: Path, moment: str, cured: bool) -> None:
-    if moment.endswith("rollback") == cured or (moment == "restore" and not cured):
-        cured = not cured  # what is cured is not taken back, and what is not has no probation
-    kept = tmp_path / "world"
-    world = World(kept)
-    world.fail(UNIT, cause="typo", cured=cured)
-    folder = tmp_path / "state"
-    crash_at(folder, moment, kept)
-
-    async def resumed(house: House) -> None:
-        house.supervisor.resume()
-        assert house.supervisor.status()["open_incidents"] == 1
-        await house.settled()
-
-    house = play(folder, resumed, world=World(kept))
-    (told,) = house.incidents()
-    unit, done = house.world.units[UNIT], house.world.done
-    assert done.count("revert_dropin web.service") == 1
-    if cured:
-        assert told["status"] == i.RECOVERED
-        assert (unit["ActiveState"], unit["cause"]) == ("active", "crash")
-        assert told["action"]["rollback_id"] == "rb-0"
-    else:
-        assert told["status"] == i.ROLLED_BACK
-        assert unit["cause"] == "typo"
-    assert done.count("unit_restart web.service") <= (1 if cured else 2)
-    assert not os.listdir(folder / "open")
-
-
-# A person's word.
-
-
-def staged(house: House) -> str:
-    (one,) = house.incidents(status=i.STAGED)
-    identifier: str = one["id"]
-    return identifier
-
-
-async def stage(house: House) -> None:
-    house.world.fail(UNIT, Type="oneshot")
-    house.supervisor.report(house.failed(UNIT))
-    await house.settled()
-
-
-def test_a_staged_action_waits_and_is_carried_out_when_approved(tmp_path: Path) -> None:
-    async def first(house: House) -> None:
-        await stage(house)
-        assert house.world.done == []
-        assert house.supervisor.status()["staged_incidents"] == 1
-
-    async def second(house: House) -> None:
-        house.supervisor.resume()
-        id = staged(house)
-        incident = await house.supervisor.approve(id)
-        assert isinstance(incident, Incident)
-        assert incident.status == i.RECOVERED
-        with pytest.raises(KeyError):
-            await house.supervisor.approve(id)
-
-    world = World()
-    play(tmp_path, first, world=world)
-    house = play(tmp_path, second, world=world)
-    assert house.world.done == ["unit_restart web.service"]
-
-
-def test_a_staged_action_is_dropped_when_rejected_or_overtaken(tmp_path: Path) -> None:
-    async def scene(house: House) -> None:
-        await stage(house)
-        first = staged(house)
-        await stage(house)
-        assert house.supervisor.incident(first).status == i.DISMISSED
-        second = staged(house)
-        assert house.supervisor.reject(second, "not now").status == i.REPORTED
-        house.supervisor.reset(UNIT)  # three failures tripped it
-        await stage(house)
-        house.world.run(UNIT)
-        third = await house.supervisor.approve(staged(house))
-        assert isinstance(third, Incident)
-        assert third.status == i.DISMISSED
-
-    assert play(tmp_path, scene).world.done == []
-
-
-def test_approval_waits_for_the_guards(tmp_path: Path) -> None:
-    async def scene(house: House) -> None:
-        await stage(house)
-        house.kit.guards.lock(UNIT, house.clock.seconds())
-        hold = await house.supervisor.approve(staged(house))
-        assert not isinstance(hold, Incident)
-        assert hold.wait is None
-        assert house.world.done == []
-        house.supervisor.reset(UNIT)
-        assert isinstance(await house.supervisor.approve(staged(house)), Incident)
-
-    play(tmp_path, scene)
-
-
-def test_a_dry_run_changes_and_keeps_nothing(tmp_path: Path) -> None:
-    async def scene(house: House) -> None:
-        house.world.fail(UNIT, cause="typo")
-        spans: list[str] = []
-        told = await house.supervisor.triage(UNIT, dry_run=True, listener=lambda span: spans.append(span.name))
-        assert told.action is not None
-        assert told.action.name == "revert_drop_in"
-        assert spans == ["intercept", "slice", "correlate", "lease", "diagnose"] or sorted(spans) == sorted(
-            ["intercept", "slice", "correlate", "lease", "diagnose"]
-        )
-        await house.settled()
-
-    house = play(tmp_path, scene)
-    assert house.world.done == []
-    assert outcomes(house) == []
-
-
-def test_who_asks_waits_for_the_end_or_joins_what_is_under_way(tmp_path: Path) -> None:
-    async def scene(house: House) -> None:
-        house.world.fail(UNIT)
-        house.supervisor.report(house.failed(UNIT))
-        joined = await house.supervisor.triage(UNIT, dry_run=False)
-        assert joined.status == i.RECOVERED
-        well = await house.supervisor.triage(UNIT, dry_run=False)
-        assert well.status == i.DISMISSED
-        await house.settled()
-
-    assert [status for _, status in outcomes(play(tmp_path, scene))] == [i.RECOVERED, i.DISMISSED]
-
-
-def test_watchers_see_each_change(tmp_path: Path) -> None:
-    seen: list[str] = []
-
-    async def scene(house: House) -> None:
-        house.kit.watchers.add(lambda incident: seen.append(incident.status))
-        house.world.fail(UNIT)
-        house.supervisor.report(house.failed(UNIT))
-        await house.settled()
-
-    play(tmp_path, scene)
-    assert list(dict.fromkeys(seen)) == [i.OPEN, i.ACTING, i.RECOVERED]
-
-
 # Others work on the machine as well.
 
 
@@ -617,23 +313,6 @@ def test_a_file_that_was_edited_since_the_verdict_is_not_written_to(
     assert outcomes(house) == [(UNIT, i.REPORTED)]
     (told,) = house.incidents()
     assert any("bad.conf was changed since" in line for line in house.supervisor.incident(told["id"]).timeline())
-
-
-def test_what_runs_again_by_our_next_start_is_left_alone(tmp_path: Path) -> None:
-    kept = tmp_path / "world"
-    world = World(kept)
-    world.fail(UNIT, cause="typo")
-    crash_at(tmp_path / "state", "before revert_dropin", kept)
-    world.units[UNIT]["cause"] = "crash"
-    world.run(UNIT)  # a person mended it
-
-    async def resumed(house: House) -> None:
-        house.supervisor.resume()
-        await house.settled()
-
-    house = play(tmp_path / "state", resumed, world=world)
-    assert house.world.done == []
-    assert outcomes(house) == [(UNIT, i.REPORTED)]
 
 
 def test_a_failure_that_is_told_while_an_older_one_is_dismissed_is_not_lost(tmp_path: Path) -> None:

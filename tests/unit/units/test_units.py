@@ -88,7 +88,9 @@ def test_endpoints_modes_and_order(name: str) -> None:
     assert socket.one("FileDescriptorName") is None
 
 
-@pytest.mark.parametrize("name", [name for name in ENDPOINTS if Unit(name).one("Accept") is None])
+@pytest.mark.parametrize(
+    "name", [name for name in ENDPOINTS if name not in ("modeld-pull.socket", "inferenced-lookout.socket")]
+)
 def test_sockets_survive_storms(name: str) -> None:
     socket = Unit(name)
     assert int(socket.one("Backlog") or 0) >= 2000
