@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 SOURCE = str(Path(__file__).parents[2] / "src")
-PATIENCE = 30.0  # seconds that anything awaited here may take on a busy machine
+PATIENCE = 60.0  # seconds that anything awaited here may take on a busy machine
 MODULES = {"systemd-sentry": "syntrop.sentry"}
 
 

@@ -15,16 +15,18 @@ import pytest
 
 INFERENCE1, CONTEXT1 = "io.syntrop.Inference1", "io.syntrop.Context1"
 SECONDS = 2.0
+_SLEPT = re.compile(r"^voluntary_ctxt_switches:\s+(\d+)", re.M)
 CALM = "[tuning]\ncritical_memory = 100.0\ncritical_memory_full = 100.0\ncritical_io = 100.0\n"
 
 
 def switches(pid: int) -> int:
     """Times that the process went to sleep, in all of its threads."""
-    found = 0
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        text = (task / "status").read_text()
-        found += sum(map(int, re.findall(r"^voluntary_ctxt_switches:\s+(\d+)", text, re.M)))
-    return found
+    while True:
+        try:
+            texts = [(task / "status").read_text() for task in Path(f"/proc/{pid}/task").iterdir()]
+        except (FileNotFoundError, ProcessLookupError):  # a thread has ended since it was listed
+            continue
+        return sum(int(count) for text in texts for count in _SLEPT.findall(text))
 
 
 def configure(root: Path, daemon: str, text: str) -> None:

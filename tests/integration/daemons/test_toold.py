@@ -21,7 +21,7 @@ import pytest
 from syntrop.toold import audit, image, sockdiag, undo
 
 TOOL1 = "io.syntrop.Tool1."
-PATIENCE = 30.0
+PATIENCE = 60.0
 
 
 @pytest.fixture
