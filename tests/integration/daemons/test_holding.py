@@ -38,10 +38,13 @@ def configure(root: Path, daemon: str, text: str) -> None:
 def test_leases_held_cost_no_wakeups(launch: Any, tmp_path: Path) -> None:
     """The idle time is far shorter than the window, so that whoever looked again and again would show."""
     configure(tmp_path, "inferenced", CALM)  # a busy machine refuses no lease
-    unit = launch("inferenced", idle=0.3)
+    unit = launch("inferenced", idle=0.3, start=False)
     client = launch.client(unit, INFERENCE1)
-    for _ in range(20):
-        reply = client.call(f"{INFERENCE1}.AcquireLease", priority="Batch", memory_bytes=1 << 20, pid=os.getpid())
+    for number in range(20):
+        client.send(f"{INFERENCE1}.AcquireLease", priority="Batch", memory_bytes=1 << 20, pid=os.getpid())
+        if number == 0:
+            unit.start()
+        reply = client.receive()
         assert reply.error is None, reply.parameters
     seen = []
     time.sleep(0.6)  # the idle time, once
