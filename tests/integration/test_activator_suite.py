@@ -71,21 +71,18 @@ def test_each_daemon_is_started_by_its_socket_and_goes(suite, daemon):
     suite.wait_asleep()
 
 
-def test_no_connection_is_lost_to_an_idle_exit(launch):
+def test_no_connection_is_lost_to_an_idle_exit(launch, race):
     """2,000 connections in a hundred waves, each aimed at the moment at which the daemon leaves."""
     idle, workers, waves = 0.02, 20, 100
     suite = launch(idle=idle)
     path = suite.endpoint("io.syntrop.Context1")
     lost: list[BaseException] = []
-    together = threading.Barrier(workers, timeout=60)
+    together = race(workers, idle)
 
     def work(number: int) -> None:
         own = random.Random(number)
         for wave in range(waves):
-            together.wait()
-            # The race itself, not a wait for anything: idle time after the last answers, give or take.
-            pause = idle * random.Random(wave).uniform(0.8, 2.0) + own.uniform(0, 0.004)
-            threading.Event().wait(pause)
+            together(wave, own)
             try:
                 get_info(path)
             except (OSError, AssertionError) as error:
