@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -109,10 +110,9 @@ def test_only_what_is_needed_is_woken_and_all_leave(house: Any, host: Host) -> N
     )
     assert [one["status"] for one in incidents(house)] == ["recovered"], house.log()
     assert host.restarted == [UNIT]
-    assert house.pids("contextd")
-    assert house.pids("toold")
-    assert not house.pids("runtimed")
-    assert not house.pids("inferenced")
+    # Not by who is awake: on a busy machine one may have left before another comes.
+    woken = set(re.findall(r"(\S+) started", house.log()))
+    assert {"contextd", "toold"} <= woken and not {"runtimed", "inferenced"} & woken, house.log()
     (told,) = incidents(house)
     assert {span["name"]: span["outcome"] for span in told["phases"]}["lease"] == "skipped"
     house.wait_asleep()

@@ -22,7 +22,7 @@ import pytest
 from syntrop.toold import audit, image, sockdiag, undo
 
 TOOL1 = "io.syntrop.Tool1."
-PATIENCE = 30.0
+PATIENCE = 60.0
 
 
 @pytest.fixture
@@ -91,11 +91,13 @@ def netlink(protocol: int = sockdiag.PROTOCOL) -> socket.socket:
 
 def test_what_listens_is_asked_over_the_socket_that_was_passed(launch: Any) -> None:
     """By its kind, whatever its number; nobody takes it for one that others connect to, and it holds nobody up."""
-    unit = launch("toold", idle=0.5, handed=[(netlink(), "toold-diag.socket"), (netlink(0), "toold-diag.socket")])
+    handed = [(netlink(), "toold-diag.socket"), (netlink(0), "toold-diag.socket")]
+    unit = launch("toold", idle=0.5, handed=handed, start=False)
     with socket.create_server(("127.0.0.1", 0)) as server:
-        asked = launch.client(unit, "io.syntrop.Tool1").call(
-            TOOL1 + "ExecuteTool", name="net_listeners", args=["tcp"]
-        )
+        client = launch.client(unit, "io.syntrop.Tool1")
+        client.send(TOOL1 + "ExecuteTool", name="net_listeners", args=["tcp"])
+        unit.start()
+        asked = client.receive()
         result = asked.parameters["result"]
         assert "sandbox" not in result
         assert f" 127.0.0.1:{server.getsockname()[1]} " in result["stdout"]
