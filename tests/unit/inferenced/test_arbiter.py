@@ -428,7 +428,7 @@ def test_what_cannot_be_thawed_is_tried_again() -> None:
 
 def test_a_circle_would_be_seen() -> None:
     """That the graph of who waits for whom tells what it is there for."""
-    table, host, arbiter = make()
+    table, _, arbiter = make()
 
     async def main() -> None:
         held = await arbiter.acquire(lease("held", Tier.BATCH, 80, target="never.service"))
