@@ -129,13 +129,7 @@ class Runtime1:
             from syntrop.common import authority
 
             await authority.authorize(call, authority.TRIAGE)
-        if leased_bytes:
-            from syntrop.common import authority
-
-            if leased_bytes < 0:
-                raise invalid("leased_bytes", "less than none")
-            if not await authority.trusts(call):
-                raise invalid("leased_bytes", "only the suite's own daemons and its operators are believed this")
+        lent = await self._lent(call, leased_bytes)
         sampling = parameters.sampling(
             temperature=temperature,
             top_k=top_k,
@@ -157,7 +151,7 @@ class Runtime1:
             else:
                 tokens, thinking = _checked_ids(loaded, prompt_ids), False
             with (
-                Lent(self._library.leases, leased_bytes),
+                lent,
                 self._submit(
                     loaded,
                     tokens,
@@ -173,6 +167,17 @@ class Runtime1:
                 if announce and call.more:
                     await call.send({})
                 return await self._relay(call, generation, loaded.tokenizer, start)
+
+    async def _lent(self, call: Call, size: int) -> Lent:
+        """What a caller says it has leased for the cache of its call. Raises InvalidParameter."""
+        if size:
+            from syntrop.common import authority
+
+            if size < 0:
+                raise invalid("leased_bytes", "less than none")
+            if not await authority.trusts(call):
+                raise invalid("leased_bytes", "only the suite's own daemons and its operators are believed this")
+        return Lent(self._library.leases, size)
 
     async def CountTokens(
         self,
@@ -347,16 +352,19 @@ class Runtime1:
         texts: list[str] | None = None,
         tokens: list[dict[str, Any]] | None = None,
         pooling: str | None = None,
+        leased_bytes: int = 0,
     ) -> dict[str, Any]:
         given, inputs = parameters.texts(text, texts, tokens)
         how = parameters.pooling(pooling)
+        lent = await self._lent(call, leased_bytes)
         loaded = await self._model(model)
         with loaded.use() as adapter:
             if len(inputs) * loaded.model.dimensions > _NUMBERS_MAX:
                 most = _NUMBERS_MAX // loaded.model.dimensions
                 raise invalid(given, f"{len(inputs)}, at most {most} in one call")
             read = await _thread(_to_embed, loaded, given, inputs)
-            vectors = await self._embed(loaded, read, how, adapter)
+            with lent:
+                vectors = await self._embed(loaded, read, how, adapter)
         result: dict[str, Any] = {"embedding": vectors[0], "prompt_tokens": sum(map(len, read))}
         if given != "text":
             result["embeddings"] = [
