@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -688,6 +689,34 @@ def test_toold_is_told_what_a_file_has_to_hold_still(tmp_path: Path) -> None:
         (str(there), "a.conf.bak", seen),
         (str(gone), "b.conf.bak", "absent"),
     ]
+
+
+def test_announced_work_is_not_fought_by_any_life_of_ours(tmp_path: Path) -> None:
+    async def announced(house: House) -> None:
+        house.supervisor.announce(["web*"], 600, "deployment", 1000)
+        (told,) = house.supervisor.status()["planned"]
+        assert (told["unit"], told["reason"], told["uid"]) == ("web*", "deployment", 1000)
+        assert json.loads((tmp_path / "guards.json").read_text())["planned"]
+
+    world = play(tmp_path, announced).world
+
+    async def fails(house: House) -> None:
+        house.supervisor.resume()
+        world.fail(UNIT)
+        world.fail("db.service")
+        for unit in (UNIT, "db.service"):
+            house.supervisor.report(house.failed(unit))
+        await house.settled()
+        house.supervisor.announce(["web*"], 0, "", 0)
+        assert house.supervisor.status()["planned"] == []
+        world.fail(UNIT)
+        house.supervisor.report(house.failed(UNIT))
+        await house.settled()
+
+    house = play(tmp_path, fails, world=world)
+    assert outcomes(house) == [(UNIT, i.DISMISSED), ("db.service", i.RECOVERED), (UNIT, i.RECOVERED)]
+    first = house.incidents()[0]
+    assert first["action"]["reason"] == "user 1000 announced work on web*: deployment"
 
 
 def test_a_mark_tells_content_and_time(tmp_path: Path) -> None:
