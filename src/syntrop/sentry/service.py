@@ -40,6 +40,7 @@ class Sentry1:
         self._watchers: set[loop.Queue[Incident | None]] = set()
         daemon.on_drain(self._end_watches)
         daemon.on_stop(self._stop)
+        daemon.on_reload(self._reload)
         if daemon.settings.mode == RESIDENT or _left(paths.state("sentry")):
             loop.call_soon(self._supervisor)
 
@@ -402,6 +403,21 @@ class Sentry1:
                 queue.put_nowait(None)
             except loop.QueueFull:
                 self._watchers.discard(queue)
+
+    def _reload(self) -> None:
+        """SIGHUP: read the settings anew. Raises SettingsError, and then the old ones stay."""
+        import sys
+
+        from syntrop.common.settings import resolve
+        from syntrop.sentry.settings import TABLE
+
+        found = resolve(self._daemon.name, TABLE, sys.argv[1:])
+        if self._assembly is not None:
+            self._assembly.retune(found)
+            return
+        self._daemon.settings = found
+        if found.mode == RESIDENT:
+            self._supervisor()
 
     async def _stop(self) -> None:
         if self._assembly is not None:
