@@ -95,6 +95,41 @@ def test_a_bad_drop_in_is_reverted_first(tmp_path: Path) -> None:
     assert told["action"]["rollback_id"] == "rb-0"
 
 
+@pytest.mark.parametrize(
+    ("cured", "done", "status"),
+    [
+        (True, ["set_unit_property web.service", "unit_restart web.service"], i.RECOVERED),
+        (
+            False,
+            ["set_unit_property web.service", "unit_restart web.service", "rollback web.service"],
+            i.ROLLED_BACK,
+        ),
+    ],
+)
+def test_an_edited_limit_is_given_back_and_taken_back_where_it_does_not_help(
+    tmp_path: Path, cured: bool, done: list[str], status: str
+) -> None:
+    seen: list[tuple[str, str]] = []
+
+    async def scene(house: House) -> None:
+        def look(tool: str) -> None:
+            (one,) = house.kit.audit.open()
+            seen.append((tool, one.status))
+
+        house.hands.before = look
+        house.world.fail(UNIT, cause="cut", cured=cured)
+        house.supervisor.report(house.failed(UNIT))
+        await house.settled()
+
+    house = play(tmp_path, scene)
+    assert house.world.done == done
+    (told,) = house.incidents()
+    assert (told["status"], told["causes"][0]["fault_class"]) == (status, "memory_limit")
+    assert (told["action"]["tool"], told["action"]["args"]) == ("set_unit_property", ["MemoryMax", "512M"])
+    assert "left to a person" in told["action"]["reason"]
+    assert seen[0] == ("set_unit_property", i.ACTING)  # the record comes first
+
+
 def test_the_record_is_on_disk_before_anything_is_written(tmp_path: Path) -> None:
     seen: list[tuple[str, str, int]] = []
 
