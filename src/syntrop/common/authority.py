@@ -204,6 +204,7 @@ METHODS: Final[dict[str, dict[str, tuple[Right, ...]]]] = {
         "ApproveAction": (REMEDY,),
         "RejectAction": (REMEDY,),
         "ResetCircuitBreaker": (REMEDY,),
+        "AnnounceMaintenance": (REMEDY,),
         "GetStatus": (READ,),
         "Quarantine": (QUARANTINE,),
         "Clear": (QUARANTINE,),

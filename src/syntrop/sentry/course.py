@@ -164,7 +164,7 @@ class Course:
             return policy.Ruling(policy.OBSERVE, why)
         names = list(dict.fromkeys([trigger.unit, *properties.get("Names", ())]))
         weekday, minute = kit.clock.local()
-        return kit.guards.policy.rule(names, occasion, now=kit.clock.seconds(), weekday=weekday, minute=minute)
+        return kit.guards.rule(names, occasion, now=kit.clock.seconds(), weekday=weekday, minute=minute)
 
     async def planes(self) -> None:
         """Where the kernel tells of a faulty accelerator: quarantine for it, and its gang is released. That puts
