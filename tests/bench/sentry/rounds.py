@@ -26,7 +26,7 @@ DAEMONS = ("routerd", "inferenced", "modeld", "contextd", "toold", "runtimed", "
 TYPO = "[Service]\nExecStart=\nExecStart=/usr/bin/sleeep infinity\n"
 TIMES = frozenset(
     ("ActiveState", "SubState", "MainPID", "InvocationID", "InactiveEnterTimestampMonotonic",
-     "ActiveEnterTimestampMonotonic", "StateChangeTimestampMonotonic")
+     "ActiveEnterTimestampMonotonic", "StateChangeTimestampMonotonic", "InactiveEnterTimestamp")
 )  # fmt: skip
 
 
@@ -179,6 +179,11 @@ async def main(subject: str, first: int, count: int, asleep: bool) -> None:
                 phase["name"]: [phase["start_us"], phase["duration_us"], phase["outcome"]]
                 for phase in found["phases"]
             }
+            one["told"] = 0.0
+            if asleep:
+                # A report comes later than the failure, and its phases count from when it was told.
+                failed = (await lab.manager.unit(unit, TIMES))["InactiveEnterTimestamp"]
+                one["told"] = (found["timestamp_us"] - failed) / 1e3
             one["cause"], one["status"] = found["causes"][0]["fault_class"], found["status"]
             one["decided_by"] = found["decided_by"]
         await lab.call("StopUnit", "ss", unit, "replace")
