@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from arbiter import Client, Refused, prepare, wait_for
 from machine import Machine
-from suite import IMPORT, MODEL, MODEL_FILE, TCP, set_idle
+from suite import CALL, IMPORT, MODEL, MODEL_FILE, TCP, set_idle
 
 SOCKET = "/run/syntrop/router.sock"
 CURL = {
@@ -110,6 +111,29 @@ def test_the_openai_client(stocked: Machine, way: str) -> None:
 def test_syntropctl_asks(stocked: Machine) -> None:
     answer = stocked.run(["syntropctl", "ask", "--tokens", "12", "Say hello."], user="nobody").stdout
     assert answer.strip()
+
+
+def test_the_supervisor_alone_is_urgent_and_what_it_has_kept_is_in_the_cache(stocked: Machine) -> None:
+    candidates = [{"name": "a", "token": " yes"}, {"name": "b", "token": " no"}]
+    how = {"model": MODEL, "prompt": "A text that stays the same. " * 4, "candidates": candidates}
+
+    def decided(user: str, **more: object) -> dict[str, Any]:
+        endpoint, method = "/run/syntrop/io.syntrop.Runtime1", "io.syntrop.Runtime1.Decide"
+        answer: dict[str, Any] = json.loads(
+            stocked.run_python(CALL, endpoint, method, json.dumps({**how, **more}), user=user)
+        )
+        return answer
+
+    kept = stocked.path("/var/cache/syntrop/runtimed")
+    urgent = {"priority": "EmergencyTriage", "keep_prompt": True}
+    for user in ("root", "nobody", "inferenced"):
+        assert decided(user, **urgent)["error"] == "org.varlink.service.PermissionDenied", user
+    assert decided("nobody", keep_prompt=True)["parameters"]["parameter"] == "keep_prompt"
+    told = decided("sentry", **urgent)
+    assert told["parameters"]["result"]["winner"] in ("a", "b"), told
+    assert [one.suffix for one in kept.iterdir()] == [".kv"]
+    assert stocked.run("stat -c '%U %a' /var/cache/syntrop/runtimed").stdout == "syntrop-runtime 700\n"
+    assert decided("root", keep_prompt=True) == told
 
 
 def test_what_it_takes_is_leased_and_given_back(stocked: Machine) -> None:

@@ -3,10 +3,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
 
 import gangs
+import machines
+from calm import CALM
 
 INTERFACE = "io.syntrop.Inference1."
 SOCKET = "io.syntrop.Inference1"
@@ -76,7 +79,7 @@ def test_a_refusal_says_who_holds_what(launch: Any, arbiter: Any) -> None:
 
 
 def test_a_plane_that_is_kept_for_emergencies_is_refused_with_the_numbers(launch: Any, tmp_path: Path) -> None:
-    place = helper("machines").unpack("amd-pair", tmp_path / "machine")
+    place = machines.unpack("amd-pair", tmp_path / "machine")
     folder = tmp_path / "inferenced" / "etc"
     folder.mkdir(parents=True)
     (folder / "inferenced.toml").write_text(CALM + '[planes]\ntriage_planes = ["gpu-0000:43:00.0"]\n')
