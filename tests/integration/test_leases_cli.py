@@ -8,6 +8,8 @@ import os
 import select
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from time import monotonic
 from typing import Any
 
@@ -45,7 +47,9 @@ def test_leases_are_listed_and_explained(suite: Any) -> None:
     assert "there is no lease l-0" in suite.ctl("explain-lease", "l-0", status=1).stderr
 
 
-def test_what_happens_is_followed(suite: Any) -> None:
+@contextmanager
+def watching(suite: Any) -> Iterator[Any]:
+    """What `leases --watch` tells, from when it does. As long as it watches, the daemon does not sleep."""
     environment = {**suite.environment, "SYNTROP_RUN_ROOT": suite.root, "PYTHONUNBUFFERED": "1"}
     command = [sys.executable, "-m", "syntrop.ctl", "leases", "--watch", "--json"]
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as watch:
@@ -55,9 +59,14 @@ def test_what_happens_is_followed(suite: Any) -> None:
             while not select.select([watch.stdout], [], [], 0)[0]:
                 assert monotonic() < until, suite.log()
                 lease(suite, expire_ms=1)  # until it watches, leases come and go unseen
-            assert json.loads(watch.stdout.readline())["kind"] in ("granted", "expired")
+            yield watch.stdout
         finally:
             watch.terminate()
+
+
+def test_what_happens_is_followed(suite: Any) -> None:
+    with watching(suite) as told:
+        assert json.loads(told.readline())["kind"] in ("granted", "expired")
 
 
 def test_pressure_and_quarantine(suite: Any) -> None:
@@ -66,12 +75,12 @@ def test_pressure_and_quarantine(suite: Any) -> None:
     assert "cpu0" in said
     found = json.loads(suite.ctl("pressure", "--json").stdout)
     assert "cpu0" in {one["id"] for one in found["planes"]}
-    one = lease(suite)
-    said = suite.ctl("quarantine", "cpu0", "--reason", "its memory is bad").stdout
-    assert said == f"nothing is placed on cpu0 any more; 1 lease was revoked\n  {one}\n"
-    assert (
-        "Revoked because plane cpu0 is in quarantine: its memory is bad" in suite.ctl("explain-lease", one).stdout
-    )
+    with watching(suite):  # what has ended is remembered while the daemon is awake
+        one = lease(suite)
+        said = suite.ctl("quarantine", "cpu0", "--reason", "its memory is bad").stdout
+        assert said == f"nothing is placed on cpu0 any more; 1 lease was revoked\n  {one}\n"
+        why = "Revoked because plane cpu0 is in quarantine: its memory is bad"
+        assert why in suite.ctl("explain-lease", one).stdout
     assert "in quarantine" in suite.ctl("devices").stdout
     assert suite.ctl("quarantine", "cpu0", "--clear").stdout == "cpu0 may be used again\n"
     lease(suite, expire_ms=1)
