@@ -212,7 +212,7 @@ uninstall() {
     if [ -d "$destdir$prefix/share" ]; then
         shared "$destdir$prefix" | while read -r file; do rm -f "$destdir/usr/share/$file"; done
     fi
-    rm -rf "$destdir$prefix"
+    rm -rf "$destdir$prefix" "$destdir/var/cache/syntrop"
     if live; then
         systemctl daemon-reload
         journalctl --update-catalog

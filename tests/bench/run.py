@@ -30,6 +30,7 @@ from table import Row, render  # noqa: E402
 RATIOS = {"routerd": 1.9, "runtimed": 2.0}
 CONTROL = 1.4
 Group = tuple[str, list[Row]]
+BELOW: list[str] = []  # what belongs under the table
 
 
 def taken(bench: str, *arguments: str) -> Any:
@@ -134,6 +135,7 @@ def topology(rounds: int) -> Group:
 def supervisor(rounds: int) -> Group:
     found = taken("sentry", "--rounds", str(rounds))
     head = f"systemd-sentry under a real systemd, {rounds} rounds: from a failure, by the manager's own timestamps"
+    BELOW.append(sentry.phases(found))
     return head, sentry.rows(found)
 
 
@@ -186,6 +188,7 @@ def main() -> int:
     if os.geteuid() != 0 and (not options.bench or "inferenced" in options.bench):
         missing.append("preemption needs root, for the namespaces that a real systemd is booted in")
     text = f"{where}.\n\n{render(groups)}"
+    text += "".join(f"\n{one}\n" for one in BELOW)
     text += "".join(f"\nNot measured: {one}.\n" for one in missing)
     print(text)
     if options.write:

@@ -45,7 +45,7 @@ class Bus:
         daemon, self._daemon = self._daemon, None
         if daemon is not None:
             daemon.kill()
-            daemon.wait(30)
+            daemon.wait(60)
             assert daemon.stdout is not None
             daemon.stdout.close()
 
@@ -86,7 +86,7 @@ class Seat:
     def close(self) -> None:
         """Leave the bus."""
         self._socket.shutdown(socket.SHUT_RDWR)
-        self._thread.join(30)
+        self._thread.join(60)
         self._socket.close()
 
     def _serve(self) -> None:

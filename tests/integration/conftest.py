@@ -5,11 +5,14 @@ from __future__ import annotations
 
 import json
 import os
+import random
+import select
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -163,6 +166,26 @@ def launch() -> Iterator[Callable[..., Suite]]:
 def suite(launch: Callable[..., Suite]) -> Suite:
     """The real units and daemons, an empty model store, and half a second of idle time."""
     return launch()
+
+
+@pytest.fixture
+def race() -> Callable[[int, float], Callable[[int, random.Random], None]]:
+    """`together = race(threads, idle)`: `together(round, own)` waits for the other threads, and then until about
+    the moment at which a daemon that is idle for so long leaves; by `own`, a bit earlier or later than the others.
+    """
+
+    def among(threads: int, idle: float) -> Callable[[int, random.Random], None]:
+        barrier = threading.Barrier(threads, timeout=2 * PATIENCE)
+
+        def together(number: int, own: random.Random) -> None:
+            barrier.wait()
+            # The race itself, not a wait for anything: idle time after the last answers, give or take.
+            pause = idle * random.Random(number).uniform(0.8, 2.0) + own.uniform(0, idle / 5)
+            select.select([], [], [], pause)
+
+        return together
+
+    return among
 
 
 @pytest.fixture(scope="session")

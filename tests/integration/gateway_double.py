@@ -2,7 +2,8 @@
 """A process that plays runtimed and modeld for the gateway's tests: routerd's double, whose models take memory.
 
 How many bytes a token of cache takes is read from the file `cache` in the run root, 1024 without it. The model
-`beta:latest` is not in memory before its tokens are counted; an `org/gamma:2` that is to be unloaded is in use.
+`beta:latest` is not in memory before it is loaded, or its tokens are counted; an `org/gamma:2` that is to be
+unloaded is in use.
 """
 
 from __future__ import annotations
@@ -35,6 +36,11 @@ class Runtime1(double.Runtime1):
         if "prompt_ids" in given:
             given["prompt"] = json.dumps([["say", str(given["prompt_ids"])]])
         return await super().Generate(call, **given)
+
+    async def LoadModel(self, call: Call, **given: Any) -> dict[str, Any]:
+        answer = await super().LoadModel(call, **given)
+        self.loaded.add(given["model"])
+        return answer
 
     async def CountTokens(self, call: Call, **given: Any) -> dict[str, Any]:
         self._known(given["model"])

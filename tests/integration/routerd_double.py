@@ -2,9 +2,10 @@
 """A process that plays runtimed and modeld for routerd's tests, on our own Varlink server.
 
 `Generate` does what the last message says: a JSON array of steps `["say", text]`, `["wait", seconds]`,
-`["repeat", text, seconds]`, `["error", name, parameters]`, `["die"]`, `["finish", reason]`. Calls and hang-ups
-are written to `double.jsonl` in the run root, with their time on the monotonic clock. `["opened"]` begins within a
-thought, as some templates do; `["accept"]` tells that the request is good.
+`["gate", name]`, `["repeat", text, seconds]`, `["error", name, parameters]`, `["die"]`, `["finish", reason]`. A
+gate opens with a file of its name in the run root. Calls and hang-ups are written to `double.jsonl` there, with
+their time on the monotonic clock. `["opened"]` begins within a thought, as some templates do; `["accept"]` tells
+that the request is good.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from syntrop.common import loop, paths, service
 from syntrop.common.varlink.errors import ConnectionLost, VarlinkError
 from syntrop.common.varlink.server import Call
 
-STEPS = ("accept", "opened", "say", "wait", "repeat", "error", "die", "finish")
+STEPS = ("accept", "opened", "say", "wait", "gate", "repeat", "error", "die", "finish")
 MODELS = ("alpha:1", "beta:latest", "org/gamma:2")
 
 
@@ -61,6 +62,9 @@ class Runtime1:
                     start = None
                 elif step == "wait":
                     await loop.sleep(values[0])
+                elif step == "gate":
+                    while not os.path.exists(paths.run(values[0])):
+                        await loop.sleep(0.01)
                 elif step == "repeat":
                     while True:
                         await self._say(call, said, values[0], told, start)

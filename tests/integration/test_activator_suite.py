@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 GET_INFO = b'{"method":"org.varlink.service.GetInfo"}\0'
+BEGUN = b'{"method":'  # a call of which this has come holds a daemon, however busy the machine is
 VARLINK = {
     "routerd": "io.syntrop.Router1",
     "inferenced": "io.syntrop.Inference1",
@@ -28,17 +29,21 @@ VARLINK = {
 TREE = Path(__file__).parents[2]
 
 
+def reply(peer: socket.socket) -> dict:
+    data = b""
+    while not data.endswith(b"\0"):
+        part = peer.recv(65536)
+        assert part, f"hung up without an answer, after {data!r}"
+        data += part
+    return json.loads(data[:-1])["parameters"]
+
+
 def get_info(path: str, seconds: float = 60.0) -> dict:
     with socket.socket(socket.AF_UNIX) as peer:
         peer.settimeout(seconds)
         peer.connect(path)
         peer.sendall(GET_INFO)
-        data = b""
-        while not data.endswith(b"\0"):
-            part = peer.recv(65536)
-            assert part, f"hung up without an answer, after {data!r}"
-            data += part
-    return json.loads(data[:-1])["parameters"]
+        return reply(peer)
 
 
 def ctl(suite, *arguments: str, check: int = 0) -> str:
@@ -57,27 +62,27 @@ def ctl(suite, *arguments: str, check: int = 0) -> str:
 @pytest.mark.parametrize("daemon", VARLINK)
 def test_each_daemon_is_started_by_its_socket_and_goes(suite, daemon):
     assert suite.awake() == []
-    info = get_info(suite.endpoint(VARLINK[daemon]))
-    assert "org.varlink.service" in info["interfaces"]
-    assert len(suite.pids(daemon)) == 1
+    with socket.socket(socket.AF_UNIX) as peer:
+        peer.settimeout(60)
+        peer.connect(suite.endpoint(VARLINK[daemon]))
+        peer.sendall(GET_INFO + BEGUN)
+        assert "org.varlink.service" in reply(peer)["interfaces"]
+        assert len(suite.pids(daemon)) == 1
     suite.wait_asleep()
 
 
-def test_no_connection_is_lost_to_an_idle_exit(launch):
+def test_no_connection_is_lost_to_an_idle_exit(launch, race):
     """2,000 connections in a hundred waves, each aimed at the moment at which the daemon leaves."""
     idle, workers, waves = 0.02, 20, 100
     suite = launch(idle=idle)
     path = suite.endpoint("io.syntrop.Context1")
     lost: list[BaseException] = []
-    together = threading.Barrier(workers, timeout=60)
+    together = race(workers, idle)
 
     def work(number: int) -> None:
         own = random.Random(number)
         for wave in range(waves):
-            together.wait()
-            # The race itself, not a wait for anything: idle time after the last answers, give or take.
-            pause = idle * random.Random(wave).uniform(0.8, 2.0) + own.uniform(0, 0.004)
-            threading.Event().wait(pause)
+            together(wave, own)
             try:
                 get_info(path)
             except (OSError, AssertionError) as error:
@@ -101,8 +106,8 @@ def test_status_sees_who_is_awake_and_wakes_nobody(suite):
     assert suite.awake() == []
     with socket.socket(socket.AF_UNIX) as peer:
         peer.connect(suite.endpoint("io.syntrop.Tool1"))
-        peer.sendall(GET_INFO)
-        peer.recv(100)
+        peer.sendall(GET_INFO + BEGUN)
+        reply(peer)
         [one] = json.loads(ctl(suite, "status", "toold", "--json"))
         assert (one["state"], one["pids"]) == ("awake", suite.pids("toold"))
         assert one["residentBytes"] > 1 << 20

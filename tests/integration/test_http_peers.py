@@ -11,7 +11,6 @@ import re
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -179,10 +178,9 @@ class Kept:
             self._socket = None
 
 
-def test_no_request_is_lost_to_an_exit(launch: Callable[..., Any]) -> None:
+def test_no_request_is_lost_to_an_exit(launch: Callable[..., Any], race: Callable[..., Any]) -> None:
     suite = launch(idle=IDLE)
-    seen: set[int] = set()
-    start = time.monotonic()
+    together = race(THREADS, IDLE)
 
     def connect(kind: str) -> socket.socket:
         if kind == "tcp":
@@ -200,21 +198,15 @@ def test_no_request_is_lost_to_an_exit(launch: Callable[..., Any]) -> None:
         client = Kept(lambda: connect(kind))
         answered = 0
         for number in range(REQUESTS // THREADS):
-            # All together, a little before or after the moment at which the daemon would go.
-            pause = start + number * (IDLE + 0.15) - time.monotonic() + choose.uniform(0, 2 * IDLE)
-            time.sleep(max(0.0, pause))
+            together(number, choose)
             answered += client.get("/health") == 200
         connections = client.connections
         client.close()
         return answered, connections
 
     with ThreadPoolExecutor(THREADS) as pool:
-        futures = [pool.submit(worker, seed) for seed in range(THREADS)]
-        while not all(future.done() for future in futures):
-            seen.update(suite.pids("routerd"))
-            time.sleep(0.05)
-    results = [future.result() for future in futures]
+        results = list(pool.map(worker, range(THREADS)))
     assert sum(answered for answered, _ in results) == REQUESTS
-    assert len(seen) > 2, "the daemon went, and came back, though connections were kept"
-    assert max(connections for _, connections in results) > 1
     suite.wait_asleep()
+    assert suite.log().count("routerd started") > 2, "it went, and came back, though connections were kept"
+    assert max(connections for _, connections in results) > 1

@@ -185,11 +185,11 @@ def test_an_idle_connection_does_not_hold_the_daemon_and_is_closed_in_order() ->
                 held += data
             loop.forget(pooled.fileno())
             assert held.count(b"\0") == 1
-        with loop.deadline(10):
+        with loop.deadline(60):
             while activator.pid:
                 await loop.sleep(0.01)
 
-    assert raced(main, 30).statuses == {0: 1}
+    assert raced(main, 120).statuses == {0: 1}
 
 
 def test_a_call_in_flight_holds_the_daemon() -> None:
@@ -206,7 +206,7 @@ def test_a_call_in_flight_holds_the_daemon() -> None:
             assert b'"product":"transport"' in slow.recv(4096)
             loop.forget(slow.fileno())
 
-    assert raced(main, 30).started == 1
+    assert raced(main, 120).started == 1
 
 
 def switches(pid: int) -> int:

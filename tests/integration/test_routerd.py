@@ -316,14 +316,13 @@ def test_errors_in_mid_stream(router: Router) -> None:
 
 def test_pings_until_the_first_token_and_errors_after_them(router: Router) -> None:
     connection = http.client.HTTPConnection("127.0.0.1", router.port, timeout=60)
-    started = time.monotonic()
-    slow = ask(["wait", 0.9], ["say", "x"], stream=True)
+    slow = ask(["gate", "read"], ["say", "x"], stream=True)
     connection.request("POST", "/v1/chat/completions", json.dumps(slow))
-    response = connection.getresponse()
-    assert time.monotonic() - started < 0.6, "headers come while the engine still reads the prompt"
-    assert response.read1() == b": ping\n\n"
+    response = connection.getresponse()  # headers come while the engine still reads the prompt
+    assert [response.read1(8) for _ in range(2)] == [b": ping\n\n"] * 2
+    (router.root / "read").touch()
     wire = response.read()
-    assert wire.startswith(b": ping\n\n") and wire.endswith(b"data: [DONE]\n\n")
+    assert b'"content":"x"' in wire and wire.endswith(b"data: [DONE]\n\n")
     late = ask(
         ["wait", 0.5], ["error", "io.syntrop.Runtime1.ContextExceeded", {"requested": 2, "max": 1}], stream=True
     )
@@ -422,8 +421,8 @@ def test_a_hundred_streams_at_once(router: Router) -> None:
     gate = threading.Barrier(100)
 
     def one(number: int) -> str:
-        connection = http.client.HTTPConnection("127.0.0.1", router.port, timeout=30)
-        gate.wait(30)
+        connection = http.client.HTTPConnection("127.0.0.1", router.port, timeout=60)
+        gate.wait(60)
         steps = [["say", f"{number}-{i} "] for i in range(20)]
         connection.request("POST", "/v1/chat/completions", json.dumps(ask(*steps, stream=True)))
         wire = connection.getresponse().read().decode()
@@ -435,10 +434,9 @@ def test_a_hundred_streams_at_once(router: Router) -> None:
     with ThreadPoolExecutor(100) as pool:
         texts = list(pool.map(one, range(100)))
     assert texts == ["".join(f"{n}-{i} " for i in range(20)) for n in range(100)]
-    status = router.request("GET", "/health")[2]
-    assert status["active_requests"] == 0
-    fds = len(os.listdir(f"/proc/{router.process.pid}/fd"))
-    assert fds < 40, "connections and engine streams are closed"
+    # The last byte of an answer comes before its end is on the books, and a hang-up is seen after it.
+    wait_for(lambda: router.request("GET", "/health")[2]["active_requests"] == 0)
+    wait_for(lambda: len(os.listdir(f"/proc/{router.process.pid}/fd")) < 40)  # connections and engine streams
 
 
 def test_models(router: Router) -> None:
@@ -491,7 +489,7 @@ def test_the_unix_sockets(router: Router) -> None:
 
 def varlink(router: Router, method: str, **parameters: Any) -> dict[str, Any]:
     client = socket.socket(socket.AF_UNIX)
-    client.settimeout(10)
+    client.settimeout(60)
     client.connect(str(router.root / "syntrop" / "io.syntrop.Router1"))
     request = {"method": f"io.syntrop.Router1.{method}", "parameters": parameters}
     client.sendall(json.dumps(request).encode() + b"\0")

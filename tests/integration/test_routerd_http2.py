@@ -160,7 +160,7 @@ def test_a_reset_stream_reaches_the_engine_and_leaves_the_others(router: Any) ->
         client.until(h2.events.DataReceived, gone)
         client.h2.reset_stream(gone)
         client.flush()
-        wait_for(lambda: len(router.events("hang-up")) == left + 1, 30)
+        wait_for(lambda: len(router.events("hang-up")) == left + 1)
         client.until(h2.events.StreamEnded, stays)
         assert said(client.data(stays)) == "ab"
 

@@ -824,6 +824,6 @@ def test_stopping_in_mid_stream_ends_it_with_an_error(smollm2_path: Path) -> Non
             with pytest.raises((VarlinkFault, EOFError, ConnectionError)):
                 while True:
                     client.receive()
-        assert suite.processes["runtimed"].wait(20) == 0
+        assert suite.processes["runtimed"].wait(60) == 0
     finally:
         suite.stop()

@@ -83,6 +83,22 @@ def fault(suite: Any, **parameters: Any) -> Any:
     return caught.value
 
 
+CANDIDATES = [{"name": "a", "token": " yes"}, {"name": "b", "token": " no"}]
+
+
+def decide(suite: Any, prompt: str, **parameters: Any) -> dict[str, Any]:
+    with suite.runtime() as client:
+        how = {"model": MODEL, "prompt": prompt, "candidates": CANDIDATES, **parameters}
+        result: dict[str, Any] = client.call(f"{RUNTIME}.Decide", **how)["result"]
+        return result
+
+
+def decision_fault(suite: Any, **parameters: Any) -> Any:
+    with pytest.raises(VarlinkFault) as caught:
+        decide(suite, "abc", **parameters)
+    return caught.value
+
+
 def load(suite: Any) -> dict[str, Any]:
     with suite.runtime() as client:
         result: dict[str, Any] = client.call(f"{RUNTIME}.GetLoad")
@@ -341,3 +357,38 @@ def test_batch_work_stands_still_when_the_host_asks(suites: Callable[..., Any]) 
     error = fault(suite, priority="Urgent")
     assert (error.error, error.parameters["parameter"]) == ("InvalidParameter", "priority")
     assert fault(suite, priority="EmergencyTriage").error == "PermissionDenied"
+    assert decision_fault(suite, priority="Urgent").parameters["parameter"] == "priority"
+    assert decision_fault(suite, priority="EmergencyTriage").error == "PermissionDenied"
+
+
+def test_a_prompt_that_is_kept_is_not_read_again_by_the_next_process(
+    suites: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    monkeypatch.setenv("CACHE_DIRECTORY", str(cache))
+    suite = suites()
+    prompt = "a text that stays the same; " * 20
+    plain = decide(suite, prompt)
+    assert os.listdir(cache) == [], "only what is asked for is kept"
+    assert decide(suite, prompt, keep_prompt=True) == plain
+    assert len(os.listdir(cache)) == 1
+    ask = {"model": MODEL, "prompt": prompt, "max_tokens": 1}
+    suite.processes["runtimed"].terminate()
+    suite.processes["runtimed"].wait(60)
+    suite.start("runtimed", RUNTIME)
+    assert decide(suite, prompt, keep_prompt=True) == plain
+    # All of its whole blocks are known, as they are to everybody who begins alike.
+    [first, *_] = list(streamed(suite, ask))
+    assert first["start"]["cached_tokens"] >= len(prompt) // 16 * 16 - 1
+    suite.processes["runtimed"].terminate()
+    suite.processes["runtimed"].wait(60)
+    for file in cache.iterdir():
+        file.write_bytes(file.read_bytes()[:-1])
+    suite.start("runtimed", RUNTIME)
+    assert decide(suite, prompt, keep_prompt=True) == plain
+
+
+def streamed(suite: Any, how: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    with suite.runtime() as client:
+        yield from client.stream(f"{RUNTIME}.Generate", **how)

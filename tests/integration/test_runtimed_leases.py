@@ -223,6 +223,17 @@ def test_what_a_call_has_leased_itself_is_not_leased_again(suite: Suite) -> None
     # What is kept of it was nobody's any more.
     until(lambda: suite.used() == weights, "what is not leased is given up")
     assert "bytes" in fault_of(suite, prompt=PROMPT)
+    # It is the same where a model that generates embeds.
+    with suite.runtime() as client:
+        text = {"model": engine.MODEL, "text": PROMPT[:200]}
+        with pytest.raises(runtimed.VarlinkFault, match="Overloaded"):
+            client.call(f"{RUNTIME}.Embed", **text)
+        assert client.call(f"{RUNTIME}.Embed", leased_bytes=STEP, **text)["embedding"]
+        assert suite.leases() == {lease: weights}
+        with pytest.raises(runtimed.VarlinkFault) as caught:
+            client.call(f"{RUNTIME}.Embed", leased_bytes=-1, **text)
+        assert caught.value.parameters == {"parameter": "leased_bytes", "reason": "less than none"}
+    until(lambda: suite.used() == weights, "what is not leased is given up")
     suite.ask("ReleaseLease", lease_id=granted["lease_id"])
     assert size == 2 * STEP
 

@@ -4,6 +4,9 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import signal
 import socket
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -109,10 +112,9 @@ def test_only_what_is_needed_is_woken_and_all_leave(house: Any, host: Host) -> N
     )
     assert [one["status"] for one in incidents(house)] == ["recovered"], house.log()
     assert host.restarted == [UNIT]
-    assert house.pids("contextd")
-    assert house.pids("toold")
-    assert not house.pids("runtimed")
-    assert not house.pids("inferenced")
+    # Not by who is awake: on a busy machine one may have left before another comes.
+    woken = set(re.findall(r"(\S+) started", house.log()))
+    assert {"contextd", "toold"} <= woken and not {"runtimed", "inferenced"} & woken, house.log()
     (told,) = incidents(house)
     assert {span["name"]: span["outcome"] for span in told["phases"]}["lease"] == "skipped"
     house.wait_asleep()
@@ -152,3 +154,41 @@ def test_a_unit_is_known_by_its_own_name(house: Any, host: Host) -> None:
     host.fail("nick.service", "d" * 32, Id=UNIT, Names=[UNIT, "nick.service"])
     (reply,) = call(house, "TriageUnit", unit="nick.service")
     assert reply["incident"]["unit"] == UNIT
+
+
+def test_settings_are_read_anew_on_sighup(house: Any, host: Host) -> None:
+    file = Path(house.config, "systemd-sentry.toml")
+    with socket.socket(socket.AF_UNIX) as watcher:
+        # Somebody watches, so that it is one and the same process all the time.
+        watcher.settimeout(120)
+        watcher.connect(house.endpoint("systemd-sentry/sentry.sock"))
+        request = {"method": f"{SENTRY1}WatchIncidents", "parameters": {}, "more": True}
+        watcher.sendall(json.dumps(request).encode() + b"\0")
+        assert watcher.recv(65536), house.log()
+        (before,) = house.pids("systemd-sentry")
+
+        # Of another model a line tells, by which it is known that the signal has come.
+        other = SETTINGS.replace("[diagnose]", '[diagnose]\nmodel = ""')
+
+        def taken_over(text: str, times: int) -> None:
+            file.write_text(text)
+            os.kill(before, signal.SIGHUP)
+            said = "when systemd-sentry is restarted"
+            wait_for(lambda: house.log().count(said) == times, "it is taken over", 60)
+
+        taken_over(f'{other}[policy]\nunits_deny = ["{UNIT}"]\n', 1)
+        host.fail(UNIT, "e" * 32)
+        (told,) = call(house, "TriageUnit", unit=UNIT)
+        assert told["incident"]["status"] == "reported"
+        assert told["incident"]["action"]["reason"] == f"{UNIT} is denied by the settings"
+
+        file.write_text(f"{SETTINGS}[policy]\nunits_deny = 7\n")  # nonsense: what was there stays
+        os.kill(before, signal.SIGHUP)
+        wait_for(lambda: "Reload failed" in house.log(), "it is said", 60)
+        (told,) = call(house, "TriageUnit", unit=UNIT)
+        assert told["incident"]["status"] == "reported"
+
+        taken_over(other, 2)
+        (told,) = call(house, "TriageUnit", unit=UNIT)
+        assert told["incident"]["status"] == "recovered"
+        assert house.pids("systemd-sentry") == [before]

@@ -51,7 +51,7 @@ def start(*command: str) -> subprocess.Popen[str]:
 
 def end(process: subprocess.Popen[str]) -> str:
     process.terminate()
-    output, _ = process.communicate(timeout=30)
+    output, _ = process.communicate(timeout=60)
     return output
 
 
@@ -173,5 +173,5 @@ def test_our_client_passes_descriptors_to_and_from_asyncvarlink_s_service(folder
         wait_for(path, process)
         loop.run(main())
     finally:
-        output, _ = process.communicate(timeout=30)
+        output, _ = process.communicate(timeout=60)
     assert process.returncode == 0, output

@@ -7,7 +7,7 @@ import select
 import time
 from collections.abc import Callable
 
-PATIENCE = 30.0  # seconds that anything awaited here may take on a busy machine
+PATIENCE = 60.0  # seconds that anything awaited here may take on a busy machine
 
 
 def wait_for(condition: Callable[[], object], what: str, seconds: float = PATIENCE) -> None:

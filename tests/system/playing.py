@@ -168,7 +168,11 @@ def verdict_faults(case: Case, one: dict[str, Any]) -> list[str]:
     }
     if one["status"] not in expected[case.done]:
         wrong.append(f"it is {one['status']}, not {' or '.join(expected[case.done])}")
-    tools = {"restart": ("unit_reset_failed", "unit_restart"), "revert_drop_in": ("revert_dropin",)}
+    tools = {
+        "restart": ("unit_reset_failed", "unit_restart"),
+        "revert_drop_in": ("revert_dropin",),
+        "set_property": ("set_unit_property",),
+    }
     tool = one["action"]["tool"] if one["action"] else "none"
     if tool not in tools.get(case.action, ("none" if case.action == "wait_for_root" else case.action,)):
         wrong.append(f"the action is {tool}, not {case.action}")

@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from arbiter import Client, Refused, prepare, wait_for
 from machine import Machine
-from suite import IMPORT, MODEL, MODEL_FILE, TCP, set_idle
+from suite import CALL, IMPORT, MODEL, MODEL_FILE, TCP, set_idle
 
 SOCKET = "/run/syntrop/router.sock"
 CURL = {
@@ -45,9 +46,9 @@ else:
 print(streamed)
 """
 
-# Stop reading in the middle of a long stream, as a user who has seen enough.
+# Stop reading in the middle of a long stream, as a user who has seen enough; tells how long twenty pieces take.
 HANG_UP = """
-import sys, openai
+import sys, time, openai
 client = openai.OpenAI(base_url=sys.argv[1] + "/v1", api_key="none")
 stream = client.chat.completions.create(
     model=sys.argv[2], stream=True, max_tokens=4000, temperature=0,
@@ -55,6 +56,9 @@ stream = client.chat.completions.create(
 )
 for number, chunk in enumerate(stream):
     if number == 3:
+        begun = time.monotonic()
+    if number == 23:
+        print(time.monotonic() - begun)
         stream.close()
         break
 """
@@ -109,6 +113,29 @@ def test_syntropctl_asks(stocked: Machine) -> None:
     assert answer.strip()
 
 
+def test_the_supervisor_alone_is_urgent_and_what_it_has_kept_is_in_the_cache(stocked: Machine) -> None:
+    candidates = [{"name": "a", "token": " yes"}, {"name": "b", "token": " no"}]
+    how = {"model": MODEL, "prompt": "A text that stays the same. " * 4, "candidates": candidates}
+
+    def decided(user: str, **more: object) -> dict[str, Any]:
+        endpoint, method = "/run/syntrop/io.syntrop.Runtime1", "io.syntrop.Runtime1.Decide"
+        answer: dict[str, Any] = json.loads(
+            stocked.run_python(CALL, endpoint, method, json.dumps({**how, **more}), user=user)
+        )
+        return answer
+
+    kept = stocked.path("/var/cache/syntrop/runtimed")
+    urgent = {"priority": "EmergencyTriage", "keep_prompt": True}
+    for user in ("root", "nobody", "inferenced"):
+        assert decided(user, **urgent)["error"] == "org.varlink.service.PermissionDenied", user
+    assert decided("nobody", keep_prompt=True)["parameters"]["parameter"] == "keep_prompt"
+    told = decided("sentry", **urgent)
+    assert told["parameters"]["result"]["winner"] in ("a", "b"), told
+    assert [one.suffix for one in kept.iterdir()] == [".kv"]
+    assert stocked.run("stat -c '%U %a' /var/cache/syntrop/runtimed").stdout == "syntrop-runtime 700\n"
+    assert decided("root", keep_prompt=True) == told
+
+
 def test_what_it_takes_is_leased_and_given_back(stocked: Machine) -> None:
     prepare(stocked)
     stocked.write("/etc/syntrop/runtimed.toml", "lease_wait_sec = 60.0\n")
@@ -143,8 +170,8 @@ def test_what_it_takes_is_leased_and_given_back(stocked: Machine) -> None:
 def test_a_hang_up_frees_the_engine_and_the_suite_falls_asleep(stocked: Machine) -> None:
     set_idle(stocked, "*", 1.0)
     stocked.run("systemctl stop routerd.service runtimed.service modeld.service")
-    stocked.run_python(HANG_UP, TCP[0], MODEL, python="/opt/client/bin/python3")
-    # The 4,000 tokens would take longer than this.
+    twenty = float(stocked.run_python(HANG_UP, TCP[0], MODEL, python="/opt/client/bin/python3"))
+    # The 4,000 tokens would take longer than this, a quarter of their time where the machine is busy.
     for daemon in ("runtimed", "routerd", "modeld"):
-        stocked.wait_property(f"{daemon}.service", "ActiveState", "inactive", timeout=10.0)
+        stocked.wait_property(f"{daemon}.service", "ActiveState", "inactive", timeout=max(10.0, 50 * twenty))
     assert stocked.run("systemctl --failed --no-legend").stdout == ""

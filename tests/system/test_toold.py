@@ -217,6 +217,27 @@ def test_a_property_is_set_and_set_back(host: Machine) -> None:
     assert host.property("victim.service", "CPUWeight") == before
 
 
+def test_a_limit_that_is_set_holds_over_a_reload_against_drop_ins_of_earlier_names(host: Machine) -> None:
+    """By which systemd-sentry tells whether a limit can be given back without a file being touched."""
+    folder = "/etc/systemd/system/victim.service.d"
+    before = host.property("victim.service", "MemoryMax")
+    for name, wanted in (("10-limits.conf", 64 << 20), ("50-MemoryMay.conf", 8 << 20), ("limits.conf", 8 << 20)):
+        host.write(f"{folder}/{name}", "[Service]\nMemoryMax=8M\n")
+        host.run("systemctl daemon-reload")
+        assert host.property("victim.service", "MemoryMax") == str(8 << 20)
+        done = execute(host, "set_unit_property", "MemoryMax", "64M", unit="victim.service")
+        assert host.property("victim.service", "MemoryMax") == str(64 << 20)
+        assert host.property("victim.service", "NeedDaemonReload") == "no"
+        host.run("systemctl daemon-reload")
+        assert host.property("victim.service", "MemoryMax") == str(wanted), name
+        roll_back(host, done["rollback_id"])
+        assert host.property("victim.service", "MemoryMax") == str(8 << 20)
+        assert not host.path("/run/systemd/system.control/victim.service.d/50-MemoryMax.conf").exists()
+        host.path(f"{folder}/{name}").unlink()
+    host.run("systemctl daemon-reload")
+    assert host.property("victim.service", "MemoryMax") == before
+
+
 def test_a_cache_is_emptied_and_filled_again(host: Machine) -> None:
     host.run("cd /var/cache/victim && mkdir -p a/b && echo one >a/b/one && echo two >two")
     host.run("cd /var/cache/victim && ln -s a/b link && chmod 700 a")

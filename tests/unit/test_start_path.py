@@ -102,7 +102,7 @@ def started(daemon: str) -> Iterator[tuple[str, Path]]:
             yield folder, log
         finally:
             process.send_signal(signal.SIGTERM)
-            process.wait(20)
+            process.wait(60)
             for one, handle in zip(bound, handles, strict=True):
                 one.close()
                 os.close(handle)

@@ -41,8 +41,12 @@ def state(unit: str) -> str:
     return run("systemctl", "show", "--value", "-p", "ActiveState", unit).strip()
 
 
-def content(paths: list[str]) -> dict[str, tuple[bytes, int]]:
-    return {path: (Path(path).read_bytes(), Path(path).stat().st_mtime_ns) for path in paths}
+def content(paths: list[str]) -> dict[str, tuple[bytes, int] | None]:
+    """Content and time of files; None of those that are not there."""
+    return {
+        path: (Path(path).read_bytes(), Path(path).stat().st_mtime_ns) if Path(path).exists() else None
+        for path in paths
+    }
 
 
 def play(folder: Path) -> dict[str, Any]:
@@ -70,7 +74,9 @@ def play(folder: Path) -> dict[str, Any]:
         wrong.append(f"found {one['causes']}")
     if state(unit) != "active":
         wrong.append(f"{unit} is {state(unit)}")
-    wrong += [f"{path} is still there" for path in before if Path(path).exists()]
+    # What was there is reverted, and so gone; what was not is written.
+    wrong += [f"{path} is still there" for path, was in before.items() if was is not None and Path(path).exists()]
+    wrong += [f"{path} was not written" for path, was in before.items() if was is None and not Path(path).exists()]
     if wrong:
         wrong.append(run("syntropctl", "explain", unit, check=False)[-2000:])
     run("syntropctl", "rollback", one["action"].get("rollback_id") or "none", check=False)

@@ -4,8 +4,8 @@
 Three kinds of caller hold rights. *Anybody* is every local process. *Operators* are root, the suite's own
 users (the daemon's uid and the sysusers accounts), the members of group `syntrop`, and whoever polkit says.
 The *supervisor* is one of them, without polkit, who came by `sentry.sock`: only there is EmergencyTriage to be
-had, whatever mode that file has. HTTP carries requests of programs that cannot be told apart, and never gets above
-Interactive.
+leased, whatever mode that file has. A daemon that has one socket for all knows the supervisor by its account
+(`supervises`). HTTP carries requests of programs that cannot be told apart, and never gets above Interactive.
 """
 
 from __future__ import annotations
@@ -34,6 +34,8 @@ USERS: Final = (
     "inferenced",
     "sentry",
 )
+
+SUPERVISOR_USER: Final = "sentry"
 
 ANYBODY: Final = "anybody"
 OPERATORS: Final = "operators"
@@ -175,7 +177,7 @@ METHODS: Final[dict[str, dict[str, tuple[Right, ...]]]] = {
     },
     "io.syntrop.Runtime1": {
         "Generate": (GENERATE, TRIAGE),
-        "Decide": (GENERATE,),
+        "Decide": (GENERATE, TRIAGE),
         "AttachVision": (REGISTER,),
         "AttachLora": (REGISTER,),
         "DetachLora": (REGISTER,),
@@ -204,6 +206,7 @@ METHODS: Final[dict[str, dict[str, tuple[Right, ...]]]] = {
         "ApproveAction": (REMEDY,),
         "RejectAction": (REMEDY,),
         "ResetCircuitBreaker": (REMEDY,),
+        "AnnounceMaintenance": (REMEDY,),
         "GetStatus": (READ,),
         "Quarantine": (QUARANTINE,),
         "Clear": (QUARANTINE,),
@@ -241,11 +244,12 @@ def holds(who: Peer, right: Right, *, endpoint: str, accounts: Accounts) -> bool
 class Accounts:
     """Numbers of the suite's accounts on this machine; those that do not exist are left out."""
 
-    __slots__ = ("gid", "uids")
+    __slots__ = ("gid", "supervisor", "uids")
 
-    def __init__(self, uids: frozenset[int], gid: int | None) -> None:
+    def __init__(self, uids: frozenset[int], gid: int | None, supervisor: int | None = None) -> None:
         self.uids = uids
         self.gid = gid
+        self.supervisor = supervisor
 
     @classmethod
     def look_up(cls) -> Accounts:
@@ -253,17 +257,17 @@ class Accounts:
         import grp
         import pwd
 
-        uids = set()
+        uids = {}
         for name in USERS:
             try:
-                uids.add(pwd.getpwnam(name).pw_uid)
+                uids[name] = pwd.getpwnam(name).pw_uid
             except KeyError:
                 pass
         try:
             gid: int | None = grp.getgrnam(GROUP).gr_gid
         except KeyError:
             gid = None
-        return cls(frozenset(uids), gid)
+        return cls(frozenset(uids.values()), gid, uids.get(SUPERVISOR_USER))
 
 
 NO_ACCOUNTS: Final = Accounts(frozenset(), None)
@@ -290,10 +294,7 @@ async def authorize(
         return
     if not call.peer.known:
         raise PermissionDenied
-    global _accounts
-    if _accounts is None:
-        _accounts = await loop.thread(Accounts.look_up)
-    if holds(call.peer, right, endpoint=endpoint, accounts=_accounts):
+    if holds(call.peer, right, endpoint=endpoint, accounts=await _known_accounts()):
         return
     if right.action is not None:
         from syntrop.common import polkit
@@ -305,10 +306,20 @@ async def authorize(
 
 async def trusts(call: Call) -> bool:
     """Whether what a caller says of itself is believed: one of the suite's, or an operator. Nobody is asked."""
+    return call.peer.known and holds(call.peer, SHARE, endpoint="", accounts=await _known_accounts())
+
+
+async def supervises(call: Call) -> bool:
+    """Whether a caller is the supervisor by its account, at a socket that is everybody's. No other user is, root
+    included: what goes before everybody's work is for one program."""
+    return call.peer.known and call.peer.uid == (await _known_accounts()).supervisor
+
+
+async def _known_accounts() -> Accounts:
     global _accounts
     if _accounts is None:
         _accounts = await loop.thread(Accounts.look_up)
-    return call.peer.known and holds(call.peer, SHARE, endpoint="", accounts=_accounts)
+    return _accounts
 
 
 class Quota:

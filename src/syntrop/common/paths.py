@@ -56,6 +56,12 @@ def state(daemon: str) -> str:
     return _under("SYNTROP_STATE_ROOT", "/var/lib", ("syntrop", daemon))
 
 
+def cache() -> str | None:
+    """The daemon's own folder for what may vanish: systemd's `CACHE_DIRECTORY` (its first entry), if it was given
+    one."""
+    return os.environ.get("CACHE_DIRECTORY", "").split(":", 1)[0] or None
+
+
 def config_dirs() -> tuple[str, ...]:
     """Configuration folders, strongest first (file-hierarchy(7): /etc over /run over /usr/lib)."""
     moved = os.environ.get("SYNTROP_CONFIG_ROOT")

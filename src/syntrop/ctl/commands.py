@@ -239,6 +239,15 @@ def _add_incidents(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -
     one.add_argument("--reason", metavar="TEXT", help="why, for the record")
     one = add("reset", "let actions on a unit pass again", "print the breaker as JSON")
     one.add_argument("unit", metavar="UNIT")
+    one = add("maintenance", "announce work on units, about which nothing is done then", "print all of it as JSON")
+    one.add_argument(
+        "unit", metavar="UNIT", nargs="*", help="a unit, or a glob; without one: tell what is announced"
+    )
+    one.add_argument(
+        "--for", dest="span", type=_span, default=1800, metavar="SPAN", help="30min (default), 2h, 1d"
+    )
+    one.add_argument("--end", dest="span", action="store_const", const=0, help="it is over")
+    one.add_argument("--reason", metavar="TEXT", help="why, for the record")
 
 
 def _add_router(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -413,6 +422,8 @@ def _incidents(options: argparse.Namespace) -> int:
         return supervision.run(verb.reject(options.id, options.reason, as_json=as_json))
     if options.verb == "reset":
         return supervision.run(verb.reset(options.unit, as_json=as_json))
+    if options.verb == "maintenance":
+        return supervision.run(verb.maintenance(options.unit, options.span, options.reason, as_json=as_json))
     if options.follow:
         return supervision.run(verb.follow(options.unit, as_json=as_json))
     return supervision.run(

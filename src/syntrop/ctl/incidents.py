@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`syntropctl incidents`, `explain`, `triage`, `approve`, `reject` and `reset`: failures and what came of them."""
+"""`syntropctl incidents`, `explain`, `triage`, `approve`, `reject`, `reset`, `maintenance`: failures, what came of
+them, and what nothing shall come of."""
 
 from __future__ import annotations
 
@@ -117,6 +118,28 @@ async def reset(unit: str, *, as_json: bool) -> int:
     parameters = {"unit": supervision.full_name(unit), **_ASKING}
     one = (await supervision.ask("ResetCircuitBreaker", parameters))["breaker"]
     print(json.dumps(one, indent=2) if as_json else breaker(one))
+    return 0
+
+
+async def maintenance(units: list[str], seconds: int, reason: str | None, *, as_json: bool) -> int:
+    """Announce work on units, or that it is over (0 seconds); without units tell what is announced."""
+    if units:
+        why = {} if reason is None else {"reason": reason}
+        named = [supervision.full_name(one) for one in units]
+        parameters = {"units": named, "seconds": seconds, **why, **_ASKING}
+        found = (await supervision.ask("AnnounceMaintenance", parameters))["planned"]
+    else:
+        found = (await supervision.ask("GetStatus"))["planned"]
+    if as_json:
+        print(json.dumps(found, indent=2))
+        return 0
+    if not found:
+        print("no work is announced")
+    for one in found:
+        why_so = f": {one['reason']}" if one["reason"] else ""
+        print(
+            f"{one['unit']}: whatever happens is wanted until {clock(one['until_us'])} (user {one['uid']}){why_so}"
+        )
     return 0
 
 

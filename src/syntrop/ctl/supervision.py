@@ -74,6 +74,8 @@ def words(error: VarlinkError) -> str:
             f"for {wait / 1000:.0f} s more" if wait is not None else f"until `syntropctl reset {given['unit']}`"
         )
         return f"no action on {given['unit']} {until}: its breaker is {given['state'].replace('_', ' ')}"
+    if name == "TooMany":
+        return f"too much at once; try again in {given['retry_ms'] / 1000:.0f} s"
     if name == "PeerFailed":
         return f"{given['daemon']} did not do its part: {given['reason']}"
     if name == "PermissionDenied":

@@ -262,6 +262,10 @@ class Arbiter:
         self.standing.over(cause)
         self.standing.wake()
 
+    def in_line(self) -> list[Claim]:
+        """Requests that wait for room, and do nothing else."""
+        return self._crowd.in_line()
+
     def close(self) -> None:
         """The daemon stops: nobody waits for room any more."""
         self._crowd.close()

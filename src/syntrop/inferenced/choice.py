@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from syntrop.common.varlink.errors import VarlinkError
 from syntrop.inferenced import placement
+from syntrop.inferenced.admission import INTERFACE, refuse
+from syntrop.inferenced.lease import NoRoom
 from syntrop.inferenced.meter import occupancy
 from syntrop.inferenced.tier import Tier
 
@@ -13,9 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
     from syntrop.inferenced.broker import Broker
+    from syntrop.inferenced.lease import Lease
     from syntrop.inferenced.plane import Topology
-
-_INTERFACE = "io.syntrop.Inference1."
 
 
 def best(
@@ -56,7 +57,7 @@ async def choose(broker: Broker, tier: Tier, size: int, plane: str | None, kind:
     Raises PlaneNotFound, PlaneQuarantined, MemoryUnknown, ResourceExhaustion.
     """
     if plane is not None:
-        _usable(broker, tier, plane)
+        _usable(broker, tier, plane, size)
         return plane
     topology = broker.topology
     if kind is not None:
@@ -74,7 +75,7 @@ async def choose(broker: Broker, tier: Tier, size: int, plane: str | None, kind:
         broker.meter.closed,
     )
     if found is None:
-        raise VarlinkError(_INTERFACE + "ResourceExhaustion", plane="", requested=size, available=0, holders=[])
+        refuse(NoRoom("", size, 0))  # there is no plane whose memory is known and which may be used
     return found
 
 
@@ -85,7 +86,7 @@ async def place(
     who `waits`, else with the room there would be without any. Raises what `choose()` does."""
     for part in parts:
         if part.plane is not None:
-            _usable(broker, tier, part.plane)
+            _usable(broker, tier, part.plane, part.size)
     topology, table = broker.topology, broker.table
     reserved = () if tier is Tier.EMERGENCY else broker.settings.triage_planes
     names = [
@@ -119,25 +120,29 @@ async def place(
     except placement.NoPlacement as error:
         part = error.part or max(parts, key=lambda one: one.size)
         most = max(room, key=lambda name: (room[name], name), default="")
-        raise VarlinkError(
-            _INTERFACE + "ResourceExhaustion",
-            plane=part.plane or most,
-            requested=part.size if error.part is not None else sum(one.size for one in parts),
-            available=room.get(part.plane or most, 0) if error.part is not None else sum(room.values()),
-            holders=[],
-        ) from None
+        if error.part is None:
+            size, there, memories = sum(one.size for one in parts), sum(room.values()), set(room)
+        else:
+            memories = {topology.memory(part.plane)} if part.plane is not None else {most}
+            size, there = part.size, max((room.get(name, 0) for name in memories), default=0)
+        refuse(NoRoom(part.plane or most, size, there, lambda: _holders(broker, memories)))
 
 
-def _usable(broker: Broker, tier: Tier, plane: str) -> None:
+def _holders(broker: Broker, memories: Collection[str]) -> list[Lease]:
+    """Leases that take memory of these planes, those of each once."""
+    return list(dict.fromkeys(one for name in sorted(memories) for one in broker.table.holders(name)))
+
+
+def _usable(broker: Broker, tier: Tier, plane: str, size: int) -> None:
     topology = broker.topology
     if plane not in topology.planes:
-        raise VarlinkError(_INTERFACE + "PlaneNotFound", plane=plane[:256])
+        raise VarlinkError(INTERFACE + "PlaneNotFound", plane=plane[:256])
     for name in (plane, topology.memory(plane)):
         if name in broker.meter.closed:
             raise VarlinkError(
-                _INTERFACE + "PlaneQuarantined", plane=name, reason=broker.quarantine.reasons.get(name, "")
+                INTERFACE + "PlaneQuarantined", plane=name, reason=broker.quarantine.reasons.get(name, "")
             )
     if topology.planes[plane].total is None:
-        raise VarlinkError(_INTERFACE + "MemoryUnknown", plane=plane)
+        raise VarlinkError(INTERFACE + "MemoryUnknown", plane=plane)
     if plane in broker.settings.triage_planes and tier is not Tier.EMERGENCY:
-        raise VarlinkError(_INTERFACE + "ResourceExhaustion", plane=plane, requested=0, available=0, holders=[])
+        refuse(NoRoom(plane, size, 0, lambda: _holders(broker, [topology.memory(plane)])))

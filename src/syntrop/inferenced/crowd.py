@@ -35,6 +35,10 @@ class Crowd:
         self._timer: loop.Timer | None = None
         self.closed = False
 
+    def in_line(self) -> list[Claim]:
+        """Those who wait for room, and do nothing else."""
+        return [claim for claim in self._waiting.values() if claim is not None]
+
     def close(self) -> None:
         """Nobody waits for room any more."""
         self.closed = True

@@ -16,6 +16,8 @@ LEAST: Final = 1 << 20
 """Bytes of any call's lease: what is not known of it is not nothing."""
 ANSWER: Final = 2048
 """Tokens of an answer whose length its caller leaves open."""
+STEP: Final = 512
+"""Tokens that the engine reads in one step."""
 
 
 def of_generation(model: Mapping[str, Any], requests: Sequence[GenerateRequest], prompt: int | None) -> int:
@@ -36,12 +38,10 @@ def sequences(requests: Sequence[GenerateRequest]) -> int:
     return min(requests[0].n, AT_ONCE) * min(len(requests), AT_ONCE)
 
 
-def of_embedding(model: Mapping[str, Any] | None, request: EmbedRequest) -> int:
-    """Bytes for texts that are read one after the other. A token is a byte of text at least. An encoder keeps no
-    cache; of a model that is not in memory (None) it is not known whether it does."""
-    if model is None:
-        return LEAST
+def of_embedding(model: Mapping[str, Any], request: EmbedRequest) -> int:
+    """Bytes for texts, of which short ones share a step and a long one is alone. A token is a byte of text at
+    least. An encoder keeps no cache."""
     context: int = model["context_window"]
     each: int = model.get("cache_token_bytes") or 0
-    longest = max(len(one.encode()) if isinstance(one, str) else len(one) for one in request.inputs)
-    return max(LEAST, min(context, longest) * each)
+    lengths = [len(one.encode()) if isinstance(one, str) else len(one) for one in request.inputs]
+    return max(LEAST, min(context, max(*lengths, min(sum(lengths), STEP))) * each)

@@ -55,12 +55,7 @@ class Lender:
         first = requests[0]
         longest = max(requests, key=_length)
         prompt = await self.engine.count(longest)  # which has the model loaded, unless the prompt is tokens
-        model = await self.engine.status(first.model)
-        if model is None:
-            await self.engine.count(chat.GenerateRequest(first.model, None, "."))
-            model = await self.engine.status(first.model)
-        if model is None:
-            raise chat.Unavailable("The engine let go of the model before it was asked.", retry_after=1.0)
+        model = await self._loaded(first.model)
         lent = await self._borrow(who, first.model, model, demand.of_generation(model, requests, prompt), lowered)
         try:
             for one in requests:
@@ -78,14 +73,25 @@ class Lender:
 
     async def embed(self, who: Peer, request: chat.EmbedRequest, lowered: Tier | None = None) -> chat.Embeddings:
         """The vectors of texts, made under such a lease. Raises EngineError, and VarlinkError."""
-        model = await self.engine.status(request.model)
-        lent = await self._borrow(who, request.model, model or {}, demand.of_embedding(model, request), lowered)
+        model = await self._loaded(request.model)
+        lent = await self._borrow(who, request.model, model, demand.of_embedding(model, request), lowered)
+        request.routing.leased = lent.lease.size
         try:
             return await lent.within(lambda: self.engine.embed(request))
         except loan.Lost as lost:
             raise Withdrawn(str(lost)) from None
         finally:
             lent.close()
+
+    async def _loaded(self, name: str) -> Mapping[str, Any]:
+        """What is known of a model that is in memory, or will be. Raises EngineError."""
+        model = await self.engine.status(name)
+        if model is None:
+            await self.engine.load(name)
+            model = await self.engine.status(name)
+        if model is None:
+            raise chat.Unavailable("The engine let go of the model before it was asked.", retry_after=1.0)
+        return model
 
     async def _borrow(
         self, who: Peer, name: str, model: Mapping[str, Any], size: int, lowered: Tier | None

@@ -7,6 +7,7 @@ import json
 import os
 
 from syntrop.common import atomic, journal, loop
+from syntrop.common.turn import Turn
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ class Registry:
     def __init__(self, folder: str) -> None:
         self._path = os.path.join(folder, "models.json")
         self.models: dict[str, dict[str, Any]] = {}
-        self._turn: loop.Queue[None] = loop.Queue(1)
+        self._turn = Turn()
         try:
             with open(self._path, encoding="utf-8") as file:
                 self.models = {one["id"]: one for one in map(_checked, json.load(file)["models"])}
@@ -46,11 +47,7 @@ class Registry:
 
     async def change(self, function: Callable[..., None], *arguments: object) -> None:
         """Run a change in a thread; one after the other, since each makes its file from what there was before."""
-        await self._turn.put(None)
-        try:
-            await loop.thread(function, *arguments)
-        finally:
-            self._turn.get_nowait()
+        await self._turn.to_the_end(lambda: loop.thread(function, *arguments), "models that are known")
 
     def add(self, model: str, form: str, path: str, size: int) -> None:
         """Tell of a model, or tell it anew; where it is kept stays. Raises Full."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from syntrop import __version__
 from syntrop.common import authority, loop, pressure
+from syntrop.common.turn import Turn
 from syntrop.common.varlink.errors import VarlinkError
 
 TYPE_CHECKING = False
@@ -25,6 +26,7 @@ class Planes:
 
     def __init__(self, ready: Callable[[], Awaitable[Broker]]) -> None:
         self._ready = ready
+        self._closing = Turn()
 
     async def GetStatus(self, call: Call) -> dict[str, Any]:
         broker = await self._ready()
@@ -90,16 +92,25 @@ class Planes:
         broker = await self._permitted(call, plane, allowInteractiveAuthentication)
         if plane not in broker.topology.planes:
             raise VarlinkError(_INTERFACE + "PlaneNotFound", plane=plane[:256])
-        await loop.thread(broker.quarantine.add, plane, why)
-        return {"revoked_leases": broker.close_plane(plane, why)}
+
+        async def close() -> list[str]:
+            await loop.thread(broker.quarantine.add, plane, why)
+            return broker.close_plane(plane, why)
+
+        # Also when the caller leaves: a plane that is on record as faulty is one that nobody holds.
+        return {"revoked_leases": await self._closing.to_the_end(close, f"quarantine of {plane}")}
 
     async def ClearQuarantine(
         self, call: Call, plane: str, allowInteractiveAuthentication: bool | None = None
     ) -> dict[str, Any]:
         broker = await self._permitted(call, plane, allowInteractiveAuthentication)
         if plane in broker.quarantine.reasons:  # also one that is not there any more
-            await loop.thread(broker.quarantine.clear, plane)
-            broker.open_plane()
+
+            async def open_again() -> None:
+                await loop.thread(broker.quarantine.clear, plane)
+                broker.open_plane()
+
+            await self._closing.to_the_end(open_again, f"end of the quarantine of {plane}")
         elif plane not in broker.topology.planes:
             raise VarlinkError(_INTERFACE + "PlaneNotFound", plane=plane[:256])
         return {}

@@ -139,20 +139,23 @@ def words(files: Mapping[str, File], header: gguf.GGUF) -> tuple[Tokenizer, str 
 
 
 class Weights:
-    """The tensors of a folder's files, mapped. To be closed, or used as a context."""
+    """The tensors of a folder's files, mapped, as a context. `watch` is that of what is mapped."""
 
     def __init__(self, files: Mapping[str, File]) -> None:
         """Raises ModelError, GGUFError, SafetensorsError. The descriptors stay the caller's."""
+        from syntrop.runtimed.watching import Watch
+
         self._files = files
         self._base: Any = None
         self._total = 0
+        self.watch = Watch(b"", 0)
         parts = [path for path in needed(files) if path.endswith((SAFETENSORS, GGUF))]
         if not parts:
             raise UnsupportedModel("the folder", "no safetensors or GGUF file in it")
         try:
             self.header = self._joined(parts) if parts[0].endswith(GGUF) else self._converted(parts)
-        except BaseException:
-            self.close()
+        except BaseException as error:
+            self.__exit__(type(error), error, error.__traceback__)
             raise
 
     @property
@@ -162,19 +165,18 @@ class Weights:
 
         return ffi.buffer(self._base, self._total)
 
-    def close(self) -> None:
-        """Unmap. Closing twice is harmless."""
-        from syntrop.runtimed._kernels import lib
-
-        base, self._base = self._base, None
-        if base is not None:
-            lib.sy_parts_unmap(base, self._total)
-
     def __enter__(self) -> Weights:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, *how: object) -> None:
+        from syntrop.runtimed._kernels import lib
+
+        base, self._base = self._base, None
+        try:
+            self.watch.__exit__(*how)
+        finally:
+            if base is not None:
+                lib.sy_parts_unmap(base, self._total)
 
     def _view(self, start: int, length: int) -> memoryview:
         from syntrop.runtimed._kernels import ffi
@@ -184,8 +186,9 @@ class Weights:
     def _map(self, parts: list[str], extra: int = 0) -> list[int]:
         """Where each part begins, and the space behind them."""
         from syntrop.runtimed._kernels import ffi, lib
+        from syntrop.runtimed.watching import Watch
 
-        self.close()
+        self.__exit__(None, None, None)
         for path in parts:
             handle, size = self._files[path]
             if (there := os.fstat(handle).st_size) < size:  # to read behind the end would be a fault
@@ -198,6 +201,7 @@ class Weights:
             kind = NoMemory if ffi.errno == errno.ENOMEM else UnsupportedModel
             raise kind("the folder", f"cannot be mapped: {os.strerror(ffi.errno)}")
         self._base, self._total = base, total[0]
+        self.watch = Watch(self.buffer, self._total)
         return list(starts)
 
     def _converted(self, parts: list[str]) -> gguf.GGUF:

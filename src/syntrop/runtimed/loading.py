@@ -17,6 +17,7 @@ from syntrop.runtimed import tokenizer as tokenizers
 from syntrop.runtimed import vocabulary
 from syntrop.runtimed.chat_template import ChatTemplate, TemplateError
 from syntrop.runtimed.model.errors import ModelError, NoMemory
+from syntrop.runtimed.watching import Watch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Mapping
@@ -156,27 +157,29 @@ def warm() -> None:
 
 def load(fd: int, size: int, *, name: str, digest: str, how: How) -> Loaded:
     """Load the GGUF file behind `fd`, which is closed. Raises LoadError."""
-    with _mapped(fd, size, name) as mapping:
-        if mapping[:4] != gguf.MAGIC and mapping[8:9] == b"{":
-            raise LoadError(f"{name} is a safetensors file without configuration and tokenizer: import its folder")
-        mapping.madvise(mmap.MADV_WILLNEED)
-        try:
-            return _load(mapping, name, digest, how)
-        except (gguf.GGUFError, ModelError, tokenizers.TokenizerError) as error:
-            raise LoadError(f"{name} cannot be loaded: {error}") from None
+    try:
+        with _mapped(fd, size, name) as mapping, Watch(mapping, size) as watch:
+            if mapping[:4] != gguf.MAGIC and mapping[8:9] == b"{":
+                raise LoadError(
+                    f"{name} is a safetensors file without configuration and tokenizer: import its folder"
+                )
+            mapping.madvise(mmap.MADV_WILLNEED)
+            return watch.whole(_load(mapping, name, digest, how), Loaded.close)
+    except (gguf.GGUFError, ModelError, tokenizers.TokenizerError) as error:
+        raise LoadError(f"{name} cannot be loaded: {error}") from None
 
 
 def load_adapter(fd: int, size: int, name: str, model: LlamaModel) -> Adapter:
     """Attach the LoRA adapter in the GGUF file behind `fd`, which is closed. Raises LoadError and NoMemory."""
-    with _mapped(fd, size, name) as mapping:
-        try:
+    try:
+        with _mapped(fd, size, name) as mapping, Watch(mapping, size) as watch:
             header = gguf.parse(mapping)
             with _Located(header):
-                return model.attach(header, mapping)
-        except NoMemory:
-            raise
-        except (gguf.GGUFError, ModelError) as error:
-            raise LoadError(f"{name} is no adapter for this model: {error}") from None
+                return watch.whole(model.attach(header, mapping), model.detach)
+    except NoMemory:
+        raise
+    except (gguf.GGUFError, ModelError) as error:
+        raise LoadError(f"{name} is no adapter for this model: {error}") from None
 
 
 def _mapped(fd: int, size: int, name: str) -> mmap.mmap:
@@ -202,8 +205,8 @@ def load_folder(
     try:
         with folder.Weights(files) as weights:
             words = _Words(lambda: folder.words(files, weights.header))
-            buffer = weights.buffer
-            return _finish(weights.header, buffer, words, name, digest, how, padded=True)
+            loaded = _finish(weights.header, weights.buffer, words, name, digest, how, padded=True)
+            return weights.watch.whole(loaded, Loaded.close)
     except (gguf.GGUFError, SafetensorsError, ModelError, tokenizers.TokenizerError, OSError) as error:
         raise LoadError(f"{name} cannot be loaded: {error}") from None
     finally:

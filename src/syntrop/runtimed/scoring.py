@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from syntrop.runtimed.decide import Scores
-from syntrop.runtimed.generation import Generation
+from syntrop.runtimed.generation import Generation, Tier
 from syntrop.runtimed.sampler import Sampling, logprobs
 
 if TYPE_CHECKING:
@@ -32,10 +32,11 @@ class Scoring(Generation):
         shared: Sequence[int],
         paths: Sequence[Sequence[int]],
         adapter: Adapter | None = None,
+        tier: Tier = Tier.Interactive,
     ) -> None:
         """Shared tokens and the longest path fit into the context together."""
         how = Sampling(seed=1)
-        super().__init__(engine, runnable, shared, how, max(map(len, paths)), (), adapter=adapter)
+        super().__init__(engine, runnable, shared, how, max(map(len, paths)), (), tier=tier, adapter=adapter)
         self._scores = Scores(paths)
 
     @property

@@ -6,7 +6,7 @@ Nothing heavy is imported here: engine, kernels, numpy and jinja2 come with the 
 
 from __future__ import annotations
 
-from syntrop.common import loop
+from syntrop.common import loop, paths
 from syntrop.common.varlink.errors import VarlinkError
 from syntrop.runtimed import parameters
 from syntrop.runtimed.leases import Lent
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from syntrop.runtimed.engine import Engine, Generation, Result
     from syntrop.runtimed.loading import Loaded
     from syntrop.runtimed.model.lora import Adapter
+    from syntrop.runtimed.prefixes import Prefixes
     from syntrop.runtimed.sampler import Logprobs
     from syntrop.runtimed.tokenizer import Tokenizer
 
@@ -43,6 +44,7 @@ class Runtime1:
         self._settings = settings
         self._engine: Engine | None = None
         self._embedder: Embedder | None = None
+        self._prefixes: Prefixes | None = None
         self._library = Library(
             daemon.busy,
             threads=settings.threads,
@@ -124,18 +126,8 @@ class Runtime1:
             raise invalid("max_tokens", "less than 1")
         stops = parameters.stops(stop)
         most = parameters.top_logprobs(top_logprobs)
-        tier = parameters.priority(priority)
-        if priority == "EmergencyTriage":
-            from syntrop.common import authority
-
-            await authority.authorize(call, authority.TRIAGE)
-        if leased_bytes:
-            from syntrop.common import authority
-
-            if leased_bytes < 0:
-                raise invalid("leased_bytes", "less than none")
-            if not await authority.trusts(call):
-                raise invalid("leased_bytes", "only the suite's own daemons and its operators are believed this")
+        tier = await _tier(call, priority)
+        lent = await self._lent(call, leased_bytes)
         sampling = parameters.sampling(
             temperature=temperature,
             top_k=top_k,
@@ -157,7 +149,7 @@ class Runtime1:
             else:
                 tokens, thinking = _checked_ids(loaded, prompt_ids), False
             with (
-                Lent(self._library.leases, leased_bytes),
+                lent,
                 self._submit(
                     loaded,
                     tokens,
@@ -173,6 +165,14 @@ class Runtime1:
                 if announce and call.more:
                     await call.send({})
                 return await self._relay(call, generation, loaded.tokenizer, start)
+
+    async def _lent(self, call: Call, size: int) -> Lent:
+        """What a caller says it has leased for the cache of its call. Raises InvalidParameter."""
+        if size:
+            if size < 0:
+                raise invalid("leased_bytes", "less than none")
+            await _believe(call, "leased_bytes")
+        return Lent(self._library.leases, size)
 
     async def CountTokens(
         self,
@@ -289,15 +289,21 @@ class Runtime1:
         prompt: str,
         candidates: list[dict[str, Any]],
         temperature: float = 1.0,
+        priority: str = "Interactive",
+        keep_prompt: bool = False,
     ) -> dict[str, Any]:
         if not prompt:
             raise invalid("prompt", "empty")
         if not 0 < temperature <= 1e6:
             raise invalid("temperature", f"{temperature} is not more than 0 and at most 1000000")
         given = parameters.candidates(candidates)
+        tier = await _tier(call, priority)
+        if keep_prompt:
+            await _believe(call, "keep_prompt")
         loaded = await self._decoder(model)
         with loaded.use() as adapter:
-            return {"result": await self._decide(loaded, adapter, prompt, given, temperature)}
+            kept = self._kept() if keep_prompt and adapter is None else None
+            return {"result": await self._decide(loaded, adapter, prompt, given, temperature, tier, kept)}
 
     async def _decide(
         self,
@@ -306,9 +312,12 @@ class Runtime1:
         prompt: str,
         candidates: list[tuple[str, str]],
         temperature: float,
+        tier: int,
+        kept: Prefixes | None,
     ) -> dict[str, Any]:
         from syntrop.runtimed import decide
         from syntrop.runtimed.engine import GenerationError, OutOfMemory
+        from syntrop.runtimed.generation import Tier
         from syntrop.runtimed.scoring import Scoring
 
         context = loaded.model.context
@@ -324,8 +333,9 @@ class Runtime1:
         tokens = len(shared) + max(map(len, paths))
         if tokens > context:
             raise parameters.context_exceeded(tokens, context)
+        known = kept is None or await _thread(kept.restore, loaded, shared)
         engine = self._running()
-        scoring = Scoring(engine, loaded, shared, paths, adapter)
+        scoring = Scoring(engine, loaded, shared, paths, adapter, Tier(tier))
         _admitted(lambda: engine.enqueue(scoring))
         try:
             with scoring:
@@ -335,7 +345,18 @@ class Runtime1:
             raise overloaded(str(error)) from None
         except GenerationError as error:
             raise self._failed(str(error)) from None
+        if kept is not None and not known:
+            await _thread(kept.keep, loaded, shared)
         return decide.decision(candidates, paths, scoring.totals, temperature)
+
+    def _kept(self) -> Prefixes | None:
+        """The texts that are kept on disk; None where the daemon has no folder for them."""
+        folder = paths.cache()
+        if self._prefixes is None and folder is not None:
+            from syntrop.runtimed.prefixes import Prefixes
+
+            self._prefixes = Prefixes(folder)
+        return self._prefixes
 
     # --- embeddings -----------------------------------------------------------------------------------------
 
@@ -347,16 +368,19 @@ class Runtime1:
         texts: list[str] | None = None,
         tokens: list[dict[str, Any]] | None = None,
         pooling: str | None = None,
+        leased_bytes: int = 0,
     ) -> dict[str, Any]:
         given, inputs = parameters.texts(text, texts, tokens)
         how = parameters.pooling(pooling)
+        lent = await self._lent(call, leased_bytes)
         loaded = await self._model(model)
         with loaded.use() as adapter:
             if len(inputs) * loaded.model.dimensions > _NUMBERS_MAX:
                 most = _NUMBERS_MAX // loaded.model.dimensions
                 raise invalid(given, f"{len(inputs)}, at most {most} in one call")
             read = await _thread(_to_embed, loaded, given, inputs)
-            vectors = await self._embed(loaded, read, how, adapter)
+            with lent:
+                vectors = await self._embed(loaded, read, how, adapter)
         result: dict[str, Any] = {"embedding": vectors[0], "prompt_tokens": sum(map(len, read))}
         if given != "text":
             result["embeddings"] = [
@@ -488,6 +512,26 @@ class Runtime1:
         if not loaded.generates:
             raise invalid("model", f"{loaded.name} is an encoder: it embeds texts, and generates none")
         return loaded
+
+
+async def _tier(call: Call, priority: str) -> int:
+    """The engine's tier of that name, if the caller may have it."""
+    tier = parameters.priority(priority)
+    if priority == "EmergencyTriage":
+        from syntrop.common import authority
+        from syntrop.common.varlink.errors import PermissionDenied
+
+        if not await authority.supervises(call):
+            raise PermissionDenied
+    return tier
+
+
+async def _believe(call: Call, parameter: str) -> None:
+    """Raise for what only some callers may say of themselves."""
+    from syntrop.common import authority
+
+    if not await authority.trusts(call):
+        raise invalid(parameter, "only the suite's own daemons and its operators are believed this")
 
 
 def _warm_templates() -> None:

@@ -2,8 +2,9 @@
 """The local model's part: its choice among near causes, and a sentence for people. Both by runtimed, both in time
 or not at all.
 
-The fixed parts of what it reads stay in runtimed's cache of prefixes once they were read; `warm` reads them when
-nobody waits. Then a choice takes the last words of the unit once for each cause, side by side in one batch.
+The fixed parts of what it reads stay in runtimed's cache of prefixes once they were read, and on its disk, so that
+a model that has to be loaded first need not read them again; `warm` reads them when nobody waits. Then a choice
+takes the last words of the unit once for each cause, side by side in one batch, before what others want.
 """
 
 from __future__ import annotations
@@ -27,15 +28,17 @@ _RUNTIME1 = "io.syntrop.Runtime1."
 WARM_TIMEOUT = 60.0  # seconds for each profile; it may include loading the model
 WARM_SECONDS = 600.0  # after which runtimed may have forgotten them
 SENTENCE_TOKENS = 40
+URGENT, USUAL, SPARE = "EmergencyTriage", "Interactive", "Batch"  # runtimed's priorities
 
 
 class Adviser:
     """`model` is its name in the store. Never raises but Cancelled: what fails is a reason, in words."""
 
-    __slots__ = ("_clock", "_model", "_peers", "_warming", "warm_until")
+    __slots__ = ("_clock", "_model", "_peers", "_urgent", "_warming", "warm_until")
 
     def __init__(self, peers: Peers, model: str, clock: Clock) -> None:
         self._peers, self._model, self._clock = peers, model, clock
+        self._urgent = URGENT  # what a choice is to runtimed
         self._warming: loop.Task[None] | None = None
         self.warm_until = float("-inf")  # monotonic seconds: until then the fixed texts are known
 
@@ -57,22 +60,44 @@ class Adviser:
             return "there was no time left for the model"
         self.rest()
         try:
-            found = await loop.gather(*(self._likelihood(one, left) for one in asked))
+            found = await loop.gather(*(self._likelihood(one, self._urgent, left) for one in asked))
         except PeerError as error:
             return "the model was late" if error.late else f"the model did not answer: {error.reason}"
         self.warm()  # the model is awake now
         return prompt.choice({one.fault_class: score for one, score in zip(asked, found, strict=True)})
 
     async def likelihoods(
-        self, text: str, candidates: Sequence[dict[str, str]], timeout: float
+        self,
+        text: str,
+        candidates: Sequence[dict[str, str]],
+        timeout: float,
+        *,
+        priority: str = USUAL,
+        fixed: bool = False,
     ) -> dict[str, float]:
-        """The logarithm of how likely each candidate is after a text, by its name. Raises PeerError."""
-        parameters = {"model": self._model, "prompt": text, "candidates": list(candidates)}
-        reply = await self._peers.call(RUNTIMED, _RUNTIME1 + "Decide", parameters, timeout=timeout)
+        """The logarithm of how likely each candidate is after a text, by its name. `fixed`: the text is one that
+        stays the same. Raises PeerError."""
+        parameters = {
+            "model": self._model,
+            "prompt": text,
+            "candidates": list(candidates),
+            "priority": priority,
+            "keep_prompt": fixed,
+        }
+        try:
+            reply = await self._peers.call(RUNTIMED, _RUNTIME1 + "Decide", parameters, timeout=timeout)
+        except PeerError as error:
+            if priority != URGENT or not error.error.endswith(".PermissionDenied"):
+                raise
+            # Urgent is the account of the supervisor alone: who runs it by hand as somebody else is like others.
+            self._urgent = USUAL
+            return await self.likelihoods(text, candidates, timeout, fixed=fixed)
         return {one["name"]: float(one["logit"]) for one in reply["result"]["candidates"]}
 
-    async def _likelihood(self, question: Question, timeout: float) -> float:
-        return (await self.likelihoods(question.prompt, question.candidates(), timeout))[prompt.SAID]
+    async def _likelihood(self, question: Question, priority: str, timeout: float) -> float:
+        asked = question.candidates()
+        found = await self.likelihoods(question.prompt, asked, timeout, priority=priority, fixed=True)
+        return found[prompt.SAID]
 
     async def sentence(self, evidence: Evidence, cause: Cause, *, deadline: int) -> str:
         """One sentence for people; empty where there is none that holds to what is known."""
@@ -111,7 +136,7 @@ class Adviser:
         for name in profiles.OFTEN:
             question = prompt.Question(name, profiles.profile(name), ".")
             try:
-                await self._likelihood(question, WARM_TIMEOUT)
+                await self._likelihood(question, SPARE, WARM_TIMEOUT)
             except PeerError:
                 break  # who asks first reads it
         else:

@@ -51,8 +51,9 @@ class Assembly:
         self._listening: loop.Task[None] | None = None
         self._resident: Busy | None = None
         self._adviser = _adviser(self._peers, settings.model, clock)
+        self._model = settings.model
         hands = Hands(self._peers)
-        kit = Kit(
+        kit = self._kit = Kit(
             settings=settings,
             manager=self._manager,
             slicer=self._slicer,
@@ -60,7 +61,7 @@ class Assembly:
             peers=self._peers,
             hands=hands,
             audit=Audit(folder, keep=settings.incidents_count, keep_days=settings.incidents_days),
-            guards=Guards(_policy(settings), _budget(settings)),
+            guards=Guards(_policy(settings), Budget(_limits(settings))),
             clock=clock,
             key=key,
             adviser=self._adviser,
@@ -76,6 +77,16 @@ class Assembly:
             self._ears = Ears(self._manager, clock, since_us=kit.audit.awake_until())
             self._listening = loop.spawn(self._ears.run(self.supervisor.report), "the manager's signals")
             self._peers.knock(TOOLD, CONTEXTD)
+
+    def retune(self, settings: Settings) -> None:
+        """Take over what can change while incidents are open: all but how failures are heard of, and the model."""
+        kit = self._kit
+        if (settings.mode == RESIDENT) != (self._ears is not None) or settings.model != self._model:
+            journal.notice("Another mode or model is taken over when systemd-sentry is restarted")
+        kit.settings = settings
+        kit.guards.policy = _policy(settings)
+        kit.guards.budget.retune(_limits(settings))
+        kit.audit.retune(keep=settings.incidents_count, keep_days=settings.incidents_days)
 
     @property
     def hears(self) -> bool:
@@ -119,8 +130,8 @@ def _policy(settings: Settings) -> policy.Policy:
     return policy.Policy(allow=settings.units_allow, deny=settings.units_deny, windows=windows)
 
 
-def _budget(settings: Settings) -> Budget:
-    return Budget(((settings.actions_per_minute, 60.0), (settings.actions_per_hour, 3600.0)))
+def _limits(settings: Settings) -> tuple[tuple[int, float], ...]:
+    return (settings.actions_per_minute, 60.0), (settings.actions_per_hour, 3600.0)
 
 
 def _adviser(peers: Peers, model: str, clock: Clock) -> Adviser | None:

@@ -41,8 +41,13 @@ class Audit:
     """The folder of incidents. The blocking calls are small: one file each; `listing` is for a worker thread."""
 
     def __init__(self, folder: str, *, keep: int, keep_days: float) -> None:
-        self._folder, self._keep, self._keep_us = folder, keep, int(keep_days * _DAY_US)
+        self._folder = folder
         self._made = False
+        self.retune(keep=keep, keep_days=keep_days)
+
+    def retune(self, *, keep: int, keep_days: float) -> None:
+        """How many closed incidents are kept, and for how many days."""
+        self._keep, self._keep_us = keep, int(keep_days * _DAY_US)
 
     def open(self) -> list[Incident]:
         """The incidents that are not closed, oldest first."""

@@ -12,7 +12,7 @@ import re
 
 from syntrop.common.patterns import late
 from syntrop.sentry import signatures as s
-from syntrop.sentry.unitfiles import SETTINGS, TOLD_BY, drop_in, harmless, template
+from syntrop.sentry.unitfiles import SETTINGS, TOLD_BY, drop_in, harmless, is_unit_file
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -101,10 +101,7 @@ class Blame:
         )
 
     def is_unit_file(self, path: str) -> bool:
-        return bool(drop_in(self._evidence.unit, path)) or os.path.basename(path) in (
-            self._evidence.unit,
-            template(self._evidence.unit),
-        )
+        return is_unit_file(self._evidence.unit, path)
 
     def weight(self, change: Change) -> float:
         """How much of its weight a change keeps that no text points to."""

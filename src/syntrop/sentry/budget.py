@@ -21,10 +21,15 @@ class Budget:
     __slots__ = ("_limits", "_times")
 
     def __init__(self, limits: Sequence[tuple[int, float]] = LIMITS) -> None:
+        self._times: deque[float] = deque()
+        self.retune(limits)
+
+    def retune(self, limits: Sequence[tuple[int, float]]) -> None:
+        """Other limits, for what was spent already as well. Raises ValueError."""
         if not limits or any(count < 1 or window <= 0 for count, window in limits):
             raise ValueError("a budget allows at least one action in some time")
         self._limits = tuple(limits)
-        self._times: deque[float] = deque(maxlen=max(count for count, _ in limits))
+        self._times = deque(self._times, maxlen=max(count for count, _ in limits))
 
     def wait(self, now: float) -> float:
         """Seconds until an action is allowed; 0 when it is now."""

@@ -15,7 +15,7 @@ from syntrop.sentry import phases as p
 from syntrop.sentry.evidence import KERNEL
 from syntrop.sentry.gathering import Gathering
 from syntrop.sentry.hands import HandsError
-from syntrop.sentry.peers import CONTEXTD, INFERENCED, RUNTIMED, TOOLD, PeerError
+from syntrop.sentry.peers import CONTEXTD, INFERENCED, MODELD, RUNTIMED, TOOLD, PeerError
 from syntrop.sentry.phases import Phases
 
 TYPE_CHECKING = False
@@ -87,15 +87,22 @@ class Course:
             return verdict.REPORT
         found = c.candidates(evidence, signatures.scan(evidence))
         unasked = self._unasked(evidence, found)
-        if not at_once:
-            if unasked:
-                self._ended(phases.skip(p.LEASE, clock.monotonic_us(), unasked))
-            else:
-                phases.replan(p.COLD)
-                kit.peers.knock(RUNTIMED, INFERENCED)
-                await self._gathering.take_lease()
-        limit = phases.begin(p.DIAGNOSE, clock.monotonic_us())
-        self.verdict = await self._judge(evidence, found, unasked, limit)
+        asked: loop.Task[verdict.Answer | str] | None = None
+        try:
+            if not at_once:
+                if unasked:
+                    self._ended(phases.skip(p.LEASE, clock.monotonic_us(), unasked))
+                else:
+                    phases.replan(p.COLD)
+                    kit.peers.knock(RUNTIMED, MODELD, INFERENCED)
+                    # The model is loaded and begins to read while inferenced wakes.
+                    asked = loop.spawn(self._ask(evidence, found, self._until(0)), "the model is asked")
+                    await self._gathering.take_lease()
+            limit = phases.begin(p.DIAGNOSE, clock.monotonic_us())
+            self.verdict = await self._judge(evidence, found, unasked, limit, asked)
+        finally:
+            if asked is not None:
+                asked.cancel()
         action = remedy.choose(self.verdict.cause, evidence)
         self.incident.decide(clock.wall_us(), self.verdict, evidence, action)
         self.incident.marks = marks.take(remedy.about(action, self.verdict.cause, evidence))
@@ -118,16 +125,26 @@ class Course:
             return "the unit's words leave the model nothing to choose"
         return ""
 
-    async def _judge(self, evidence: Evidence, found: list[c.Cause], unasked: str, limit: int) -> Verdict:
-        kit = self._kit
+    async def _judge(
+        self,
+        evidence: Evidence,
+        found: list[c.Cause],
+        unasked: str,
+        limit: int,
+        asked: loop.Task[verdict.Answer | str] | None,
+    ) -> Verdict:
+        """`asked`: where the model was asked already."""
         if unasked:
             return verdict.combine(found, None, why_absent=unasked)
-        # Without the model nothing would be done at once anyway: so there is time for it beyond the budget.
-        deadline = max(limit, kit.clock.monotonic_us() + int(kit.settings.patience_sec * 1e6))
-        answer = await self._ask(evidence, found, deadline)
+        answer = await (asked or self._ask(evidence, found, self._until(limit)))
         if isinstance(answer, str):
             return verdict.combine(found, None, why_absent=answer)
         return verdict.combine(found, answer)
+
+    def _until(self, limit: int) -> int:
+        """When the model is not waited for any more. Without it nothing would be done at once anyway: so there is
+        time for it beyond the budget."""
+        return max(limit, self._kit.clock.monotonic_us() + int(self._kit.settings.patience_sec * 1e6))
 
     async def _ask(self, evidence: Evidence, found: list[c.Cause], deadline: int) -> verdict.Answer | str:
         assert self._kit.adviser is not None
@@ -164,7 +181,7 @@ class Course:
             return policy.Ruling(policy.OBSERVE, why)
         names = list(dict.fromkeys([trigger.unit, *properties.get("Names", ())]))
         weekday, minute = kit.clock.local()
-        return kit.guards.policy.rule(names, occasion, now=kit.clock.seconds(), weekday=weekday, minute=minute)
+        return kit.guards.rule(names, occasion, now=kit.clock.seconds(), weekday=weekday, minute=minute)
 
     async def planes(self) -> None:
         """Where the kernel tells of a faulty accelerator: quarantine for it, and its gang is released. That puts

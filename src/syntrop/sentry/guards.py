@@ -8,11 +8,13 @@ from __future__ import annotations
 from syntrop.sentry import breaker as breakers
 from syntrop.sentry.breaker import Breaker
 from syntrop.sentry.budget import Budget
-from syntrop.sentry.policy import Policy
+from syntrop.sentry.planned import Planned, Work
+from syntrop.sentry.policy import Occasion, Policy, Ruling
 from syntrop.sentry.record import Record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from typing import Any
 
 UNITS_MAX = 1024  # breakers that are remembered; those that matter least are forgotten first
@@ -38,13 +40,24 @@ class Hold(Record):
 class Guards:
     """The guards of all units. `changed` tells whether there is something new to keep."""
 
-    __slots__ = ("_breakers", "_counted", "budget", "changed", "policy")
+    __slots__ = ("_breakers", "_counted", "budget", "changed", "planned", "policy")
 
     def __init__(self, policy: Policy, budget: Budget) -> None:
         self.policy, self.budget = policy, budget
+        self.planned = Planned()
         self._breakers: dict[str, Breaker] = {}
         self._counted: dict[str, str] = {}  # the failure of each unit that was counted last
         self.changed = False
+
+    def rule(self, names: Sequence[str], occasion: Occasion, *, now: float, weekday: int, minute: int) -> Ruling:
+        """What a failure of a unit with these names is: the policy's word, and that of who works on it."""
+        planned = self.planned.reason(names, now)
+        return self.policy.rule(names, occasion, planned=planned, weekday=weekday, minute=minute)
+
+    def announce(self, patterns: Sequence[str], work: Work, now: float) -> None:
+        """Work on units begins, or is over. Raises planned.Full."""
+        self.planned.announce(patterns, work, now)
+        self.changed = True
 
     def failed(self, unit: str, failure: str, now: float) -> bool:
         """A unit failed. One failure counts once, however many tell of it: `failure` tells it from others, where
@@ -128,13 +141,19 @@ class Guards:
     def dump(self, now: float, wall_us: int) -> dict[str, Any]:
         """As JSON."""
         kept = {unit: one.dump(now) for unit, one in self._breakers.items() if not one.idle(now)}
-        return {"time_us": wall_us, "breakers": kept, "budget": self.budget.dump(now)}
+        return {
+            "time_us": wall_us,
+            "breakers": kept,
+            "budget": self.budget.dump(now),
+            "planned": self.planned.dump(now),
+        }
 
     def load(self, kept: dict[str, Any], now: float, wall_us: int) -> None:
         """What `dump` gave, older by what the clock tells. Raises KeyError, TypeError, ValueError where it is no
         such thing."""
         then = now - max(0.0, (wall_us - int(kept["time_us"])) / 1e6)
         loaded = {str(unit): Breaker.load(one, then) for unit, one in kept["breakers"].items()}
+        self.planned.load(kept.get("planned", ()), then)
         self.budget.restore(kept["budget"], then)
         self._breakers.update(loaded)
 

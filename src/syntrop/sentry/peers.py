@@ -13,11 +13,13 @@ if TYPE_CHECKING:
     from typing import Any
 
 CONTEXTD, TOOLD, INFERENCED, RUNTIMED = "contextd", "toold", "inferenced", "runtimed"
+MODELD = "modeld"  # runtimed's to ask; ours to wake, so that both start side by side
 ENDPOINTS: Mapping[str, str] = {
     CONTEXTD: "io.syntrop.Context1",
     TOOLD: "io.syntrop.Tool1",
     INFERENCED: "sentry.sock",
     RUNTIMED: "io.syntrop.Runtime1",
+    MODELD: "io.syntrop.Model1",
 }
 KEPT_MAX = 4  # connections of one daemon that are kept for later calls
 CALLS_MAX = 16  # calls of one daemon at a time; further ones wait

@@ -15,7 +15,7 @@ from syntrop.sentry.record import Record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
 TREAT, OBSERVE, IGNORE = "treat", "observe", "ignore"
 
@@ -104,24 +104,14 @@ class Ruling(Record):
 
 
 class Policy:
-    """The settings over what is never allowed. `planned` are units with the monotonic second until which a job of
-    theirs is planned: a deployment, a migration."""
+    """The settings over what is never allowed."""
 
-    __slots__ = ("_allow", "_deny", "_planned", "_windows")
+    __slots__ = ("_allow", "_deny", "_windows")
 
     def __init__(
         self, *, allow: Sequence[str] = ("*",), deny: Sequence[str] = (), windows: Sequence[Window] = ()
     ) -> None:
         self._allow, self._deny, self._windows = tuple(allow), tuple(deny), tuple(windows)
-        self._planned: dict[str, float] = {}
-
-    def plan(self, unit: str, until: float) -> None:
-        """Whatever happens to this unit until then is wanted."""
-        self._planned[unit] = max(until, self._planned.get(unit, until))
-
-    def planned(self, now: float) -> Mapping[str, float]:
-        self._planned = {unit: until for unit, until in self._planned.items() if until > now}
-        return dict(self._planned)
 
     def protected(self, unit: str) -> str:
         """Why actions on a unit are forbidden; empty where they are not. For every name of a unit."""
@@ -134,16 +124,18 @@ class Policy:
             return f"{unit} is not allowed by the settings"
         return ""
 
-    def rule(self, names: Sequence[str], occasion: Occasion, *, now: float, weekday: int, minute: int) -> Ruling:
-        """What a failure of a unit with these names (its own first, then aliases) is."""
+    def rule(
+        self, names: Sequence[str], occasion: Occasion, *, planned: str = "", weekday: int, minute: int
+    ) -> Ruling:
+        """What a failure of a unit with these names (its own first, then aliases) is. `planned` tells of work on
+        it that was announced (planned.py)."""
         unit = names[0]
         if occasion.leaving:
             return Ruling(IGNORE, "the machine goes down")
         if occasion.stopped or occasion.job in ("stop", "restart", "try-restart"):
             return Ruling(IGNORE, f"{unit} was asked to {occasion.job or 'stop'}")
-        planned = self.planned(now)
-        if any(name in planned for name in names):
-            return Ruling(IGNORE, f"a job of {unit} is planned")
+        if planned:
+            return Ruling(IGNORE, planned)
         for name in names:
             reason = self.protected(name)
             if reason:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from syntrop.sentry import signatures as s
 from syntrop.sentry import verdict as v
 from syntrop.sentry.record import Record
-from syntrop.sentry.unitfiles import drop_in
+from syntrop.sentry.unitfiles import cut, drop_in, is_unit_file
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,21 +22,23 @@ if TYPE_CHECKING:
     from syntrop.sentry.verdict import Verdict
 
 RESTART, REVERT_DROP_IN, RESTORE_FILE = "restart", "revert_drop_in", "restore_file"
-CLEAR_CACHE, WAIT_FOR_ROOT, NONE = "clear_cache", "wait_for_root", "none"
-ACTIONS = (RESTART, REVERT_DROP_IN, RESTORE_FILE, CLEAR_CACHE, WAIT_FOR_ROOT, NONE)
+SET_PROPERTY, CLEAR_CACHE, WAIT_FOR_ROOT, NONE = "set_property", "clear_cache", "wait_for_root", "none"
+ACTIONS = (RESTART, REVERT_DROP_IN, RESTORE_FILE, SET_PROPERTY, CLEAR_CACHE, WAIT_FOR_ROOT, NONE)
 
 _NOTHING = "nothing to undo"
 _UNDONE = {
     RESTART: "nothing to undo: what a process had not stored is lost with it",
     REVERT_DROP_IN: "the drop-in is put back as it was, and the manager reads its units again",
     RESTORE_FILE: "the file is put back as it was",
+    SET_PROPERTY: "what was set is taken away, and the manager reads its units again",
     CLEAR_CACHE: "every file of the cache is put back",
     WAIT_FOR_ROOT: _NOTHING,
     NONE: _NOTHING,
 }
 # Maintenance changes files beyond a unit's own: however sure, a person is asked first.
 _MAINTENANCE = frozenset((RESTORE_FILE, CLEAR_CACHE))
-WRITING = frozenset(("revert_dropin", "restore_file"))  # tools that write to a file that the evidence names
+# Tools whose work is right only as long as the file that the evidence names is what it was.
+WRITING = frozenset(("revert_dropin", "restore_file", "set_unit_property"))
 # Where the cause is a setting, the drop-in that brought it is what is reverted.
 _BY_DROP_IN = frozenset(
     (s.MEMORY_LIMIT, s.DESCRIPTOR_LIMIT, s.MISSING_PROGRAM, s.MISSING_FILE, s.EXECUTION_CONTEXT, s.UNIT_SYNTAX,
@@ -74,7 +76,7 @@ class Action(Record):
     @property
     def writes(self) -> bool:
         """Whether files are changed, so that there is a rollback record to take it back by."""
-        return self.name in (REVERT_DROP_IN, RESTORE_FILE, CLEAR_CACHE)
+        return self.name in (REVERT_DROP_IN, RESTORE_FILE, SET_PROPERTY, CLEAR_CACHE)
 
 
 def choose(cause: Cause, evidence: Evidence) -> Action:
@@ -83,6 +85,17 @@ def choose(cause: Cause, evidence: Evidence) -> Action:
     if evidence.facts.gone:
         return Action(NONE, [], f"{unit} is gone: nothing is there that could be started again")
     change: Change | None = evidence.get(cause.change) if cause.change else None
+    if change is not None and is_unit_file(unit, change.path):
+        # Nothing of the file has to go for it, and nobody has to read all units again.
+        name, before, after = cut(cause.fault_class, change.path, change.added(), change.removed())
+        if name:
+            steps = [Step("set_unit_property", [name, before], unit), *_start(evidence)]
+            return Action(
+                SET_PROPERTY,
+                steps,
+                f"{change.path} has {name}={after} in place of {before}, which holds again until the next boot;"
+                " the file itself is left to a person",
+            )
     if change is not None and cause.fault_class in _BY_DROP_IN:
         name = drop_in(unit, change.path)
         if name and not _gone(change):
@@ -107,7 +120,7 @@ def choose(cause: Cause, evidence: Evidence) -> Action:
 def about(action: Action, cause: Cause, evidence: Evidence) -> list[str]:
     """The files that an action works on: what they are when it is chosen is what it was chosen for."""
     change: Change | None = evidence.get(cause.change) if cause.change else None
-    if change is None or action.name not in (REVERT_DROP_IN, RESTORE_FILE):
+    if change is None or action.name not in (REVERT_DROP_IN, RESTORE_FILE, SET_PROPERTY):
         return []
     copies = [f"{change.path.rpartition('/')[0]}/{action.steps[0].args[1]}"] if action.name == RESTORE_FILE else []
     return [change.path, *copies]
@@ -127,6 +140,8 @@ def disposition(verdict: Verdict, action: Action, evidence: Evidence) -> str:
         # without a person.
         shared = not change.path.rpartition("/")[0].endswith(f"/{evidence.unit}.d")
         asked = change.held_settings or shared or evidence.aged(change)
+    if action.name == SET_PROPERTY and change is not None:
+        asked = evidence.aged(change)  # no other instance has it, and nothing else goes with it
     return v.STAGE if allowed == v.ACT and asked else allowed
 
 

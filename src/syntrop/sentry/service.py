@@ -41,6 +41,7 @@ class Sentry1:
         self._watchers: set[loop.Queue[Incident | None]] = set()
         daemon.on_drain(self._end_watches)
         daemon.on_stop(self._stop)
+        daemon.on_reload(self._reload)
         if daemon.settings.mode == RESIDENT or _left(paths.state("sentry")):
             loop.call_soon(self._supervisor)
 
@@ -48,7 +49,7 @@ class Sentry1:
 
     async def GetStatus(self, call: Call) -> dict[str, Any]:
         if self._assembly is None and not _left(paths.state("sentry"), "guards.json"):
-            found: dict[str, Any] = {"open_incidents": 0, "staged_incidents": 0, "breakers": []}
+            found: dict[str, Any] = {"open_incidents": 0, "staged_incidents": 0, "breakers": [], "planned": []}
         else:
             found = self._supervisor().status()
         deaf = self._assembly is not None and not self._assembly.hears
@@ -255,6 +256,32 @@ class Sentry1:
         await authority.authorize(call, interactive=allowInteractiveAuthentication, details={"unit": unit})
         return {"breaker": self._supervisor().reset(unit)}
 
+    async def AnnounceMaintenance(
+        self,
+        call: Call,
+        units: list[str],
+        seconds: int,
+        reason: str | None = None,
+        allowInteractiveAuthentication: bool | None = None,
+    ) -> dict[str, Any]:
+        from syntrop.common import authority
+        from syntrop.sentry import planned, unitnames
+
+        if not 1 <= len(units) <= planned.PATTERNS_MAX or not all(map(unitnames.is_pattern, units)):
+            raise InvalidParameter("units")
+        if not 0 <= seconds <= planned.SECONDS_MAX:
+            raise InvalidParameter("seconds")
+        if len(reason or "") > planned.REASON_MAX or not (reason or "").isprintable():
+            raise InvalidParameter("reason")
+        about = {"units": " ".join(units)[:256]}
+        await authority.authorize(call, interactive=allowInteractiveAuthentication, details=about)
+        supervisor = self._supervisor()
+        try:
+            supervisor.announce(units, seconds, reason or "", call.peer.uid)
+        except planned.Full as full:
+            raise _too_many(full.wait) from None
+        return {"planned": supervisor.status()["planned"]}
+
     async def Quarantine(
         self,
         call: Call,
@@ -304,7 +331,7 @@ class Sentry1:
         """Raises TooMany where a user asks too much."""
         wait = await self._reports().admit(uid)
         if wait:
-            raise VarlinkError(_INTERFACE + "TooMany", retry_ms=int(wait * 1000) + 1)
+            raise _too_many(wait)
 
     async def _hear(self, uid: int, unit: str, invocation: str) -> None:
         """A report that is not believed as such: the manager is asked first."""
@@ -386,6 +413,21 @@ class Sentry1:
             except loop.QueueFull:
                 self._watchers.discard(queue)
 
+    def _reload(self) -> None:
+        """SIGHUP: read the settings anew. Raises SettingsError, and then the old ones stay."""
+        import sys
+
+        from syntrop.common.settings import resolve
+        from syntrop.sentry.settings import TABLE
+
+        found = resolve(self._daemon.name, TABLE, sys.argv[1:])
+        if self._assembly is not None:
+            self._assembly.retune(found)
+            return
+        self._daemon.settings = found
+        if found.mode == RESIDENT:
+            self._supervisor()
+
     async def _stop(self) -> None:
         if self._assembly is not None:
             await self._assembly.close()
@@ -396,6 +438,10 @@ def _name(unit: str) -> None:
 
     if not unitnames.is_name(unit):
         raise InvalidParameter("unit")
+
+
+def _too_many(wait: float) -> VarlinkError:
+    return VarlinkError(_INTERFACE + "TooMany", retry_ms=int(wait * 1000) + 1)
 
 
 def _no_such(id: str) -> VarlinkError:

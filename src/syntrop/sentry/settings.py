@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Settings of systemd-sentry."""
+"""Settings of systemd-sentry. SIGHUP takes new values of all over but of `mode` and `model`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ TABLE: tuple[Setting, ...] = (
         str,
         ON_DEMAND,
         "How it learns of failures: resident, by the manager's signals, for which it stays; or on_demand, by what "
-        "OnFailure= of units tells its socket.",
+        "OnFailure= of units tells its socket. A new value counts from the next start, those of the other "
+        "settings but the model's from the next SIGHUP (`systemctl reload`).",
         section="watch",
         choices=(RESIDENT, ON_DEMAND),
         environment="SYNTROP_SENTRY_MODE",
@@ -23,7 +24,8 @@ TABLE: tuple[Setting, ...] = (
         "model",
         str,
         "smollm2:135m",
-        "Model that is asked to choose among causes. Empty: none, the signatures decide.",
+        "Model that is asked to choose among causes. Empty: none, the signatures decide. A new value counts from "
+        "the next start.",
         section="diagnose",
     ),
     Setting(

@@ -25,7 +25,7 @@ RECENT_US = 2_000_000  # a failure since which the journal may not have everythi
 PATIENCE = 0.02  # seconds that the journal is waited for, to have the manager's word of the end
 SETTLE = 0.0015  # seconds for what the service wrote before it ended, which comes by another way
 _STEP = 0.001
-KEPT_OPEN = 5.0  # seconds for which the journal's files stay mapped after a slice
+KEPT_OPEN = 0.5  # seconds for which the journal's files stay mapped after a slice
 _RELATIONS = {"Requires": "requires", "Requisite": "requires", "BindsTo": "is bound to"}
 _EXITED = "98e322203f7a4ed290d09fe03c09fe15"  # sd-messages.h: SD_MESSAGE_UNIT_PROCESS_EXIT
 # How editors, package managers and people name what a file was before.

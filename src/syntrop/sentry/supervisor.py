@@ -19,12 +19,13 @@ from syntrop.sentry.course import DISMISS, Course
 from syntrop.sentry.incident import Incident
 from syntrop.sentry.notebook import Notebook
 from syntrop.sentry.peers import CONTEXTD, TOOLD
+from syntrop.sentry.planned import Work
 from syntrop.sentry.remedy import Action
 from syntrop.sentry.trigger import Trigger
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Mapping
+    from collections.abc import Callable, Coroutine, Mapping, Sequence
     from typing import Any
 
     from syntrop.common.service import Daemon
@@ -432,16 +433,29 @@ class Supervisor:
             self._again(case)
         return kit.guards.wire(unit, kit.clock.seconds())
 
+    def announce(self, patterns: Sequence[str], seconds: int, reason: str, uid: int) -> None:
+        """Work on units begins, for so long; for 0 seconds it is over. On disk before it is acknowledged. Raises
+        planned.Full."""
+        clock = self.kit.clock
+        now = clock.seconds()
+        self.kit.guards.announce(patterns, Work(now + seconds, reason, uid), now)
+        self._notebook.flush()
+        words = f"is announced for {seconds} s" if seconds else "is over"
+        why = f": {reason}" if reason else ""
+        journal.notice(f"User {uid} tells that work on {' '.join(patterns)} {words}{why}")
+
     @property
     def full(self) -> bool:
         """Whether more failures wait than can be remembered: no machine has so many units."""
         return len(self._cases) >= WAITING_MAX
 
     def status(self) -> dict[str, Any]:
+        clock = self.kit.clock
         return {
             "open_incidents": len(self._cases) + len(self._conduct.staged),
             "staged_incidents": len(self._conduct.staged),
-            "breakers": self.kit.guards.tripped(self.kit.clock.seconds()),
+            "breakers": self.kit.guards.tripped(clock.seconds()),
+            "planned": self.kit.guards.planned.wire(clock.seconds(), clock.wall_us()),
         }
 
 

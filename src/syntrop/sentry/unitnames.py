@@ -33,6 +33,11 @@ def is_name(name: str) -> bool:
     )
 
 
+def is_pattern(text: str) -> bool:
+    """Whether this may be a glob of units' names, or a name."""
+    return 0 < len(text) <= NAME_MAX and set(text) <= _NAME | frozenset("*?[]!")
+
+
 def path(unit: str) -> str:
     """The object of a unit (sd_bus_path_encode(3)): the manager loads the unit when it is asked about it."""
     if not unit:

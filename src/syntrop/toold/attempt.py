@@ -7,9 +7,10 @@ import os
 from time import monotonic
 
 from syntrop.common import journal, loop
+from syntrop.common.turn import Once, Turn
 from syntrop.common.varlink.errors import PermissionDenied, VarlinkError
 from syntrop.toold import catalog
-from syntrop.toold.ledger import Ledger, Lock
+from syntrop.toold.ledger import Ledger
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ class State:
         )
         self.changer: Changer = Changer(site, self.policy, bytes_max=settings.preimage_bytes)
         self.ledger = Ledger(site.root)
-        self.changes = Lock()
+        self.changes = Turn()
         self.looks = loop.Queue[None](LOOKS_MAX)
         self.look_rate = Rate(settings.looks_per_minute)
         self.change_rate = Rate(settings.changes_per_minute)
@@ -60,29 +61,27 @@ class State:
         self._netlink = netlink
         self._listeners: Listeners | None = None
         self._views: Views | None = None
-        self._grouped = False
-        self._grouping = Lock()
+        self._grouping = Once(self._take_group, "control groups")
         self._lock_file: int | None = None
-        self._recovery = Lock()
-        self._recovered = False
+        self._recovery = Once(self._recover, "recovery")
 
     async def recover(self) -> None:
         """Roll back what was cut short, once. Raises VarlinkError when that, or the audit log, fails."""
         from syntrop.toold import audit, undo
         from syntrop.toold.confinement import SandboxError
 
-        async with self._recovery:
-            if self._recovered:
-                return
-            try:
-                self._lock_file = self._lock_file or await loop.thread(_lock, self.site.root)
-                await self._remember()
-                for record, failure in await self.changer.recover():
-                    await self._tell_recovered(record, failure)
-            except (OSError, undo.UndoError, audit.BrokenChain, SandboxError) as error:
-                what = "audit log: " if isinstance(error, audit.BrokenChain) else ""
-                raise VarlinkError(_INTERFACE + "ExecutionFailed", reason=f"{what}{error}") from None
-            self._recovered = True
+        try:
+            await self._recovery.wait()
+        except (OSError, undo.UndoError, audit.BrokenChain, SandboxError) as error:
+            what = "audit log: " if isinstance(error, audit.BrokenChain) else ""
+            raise VarlinkError(_INTERFACE + "ExecutionFailed", reason=f"{what}{error}") from None
+
+    async def _recover(self) -> None:
+        with self.daemon.busy():
+            self._lock_file = self._lock_file or await loop.thread(_lock, self.site.root)
+            await self._remember()
+            for record, failure in await self.changer.recover():
+                await self._tell_recovered(record, failure)
 
     async def _remember(self) -> None:
         """The rates go on from the audit log: leaving idle must not be a way round them."""
@@ -117,13 +116,13 @@ class State:
 
     async def group(self) -> str | None:
         """Folder of control groups that is ours; None where nothing was delegated."""
-        async with self._grouping:  # the first two callers may come at once
-            if not self._grouped:
-                from syntrop.toold.delegation import take
-
-                self.groups = await loop.thread(take)
-                self._grouped = True
+        await self._grouping.wait()
         return self.groups
+
+    async def _take_group(self) -> None:
+        from syntrop.toold.delegation import take
+
+        self.groups = await loop.thread(take)
 
     def listeners(self) -> Listeners | None:
         """To ask what listens on the machine; None where no socket was passed for that."""

@@ -4,37 +4,15 @@
 from __future__ import annotations
 
 from syntrop.common import journal, loop
+from syntrop.common.turn import Turn
 from syntrop.toold import audit, events
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
+    from collections.abc import Callable
+    from typing import Any, TypeVar
 
-
-class Lock:
-    """One holder at a time, in the order of asking."""
-
-    __slots__ = ("_held", "_waiting")
-
-    def __init__(self) -> None:
-        self._held = False
-        self._waiting: list[loop.Event] = []
-
-    async def __aenter__(self) -> None:
-        while self._held:
-            turn = loop.Event()
-            self._waiting.append(turn)
-            try:
-                await turn.wait()
-            finally:
-                if turn in self._waiting:
-                    self._waiting.remove(turn)
-        self._held = True
-
-    async def __aexit__(self, *_: object) -> None:
-        self._held = False
-        if self._waiting:
-            self._waiting.pop(0).set()
+    T = TypeVar("T")
 
 
 class Ledger:
@@ -43,16 +21,13 @@ class Ledger:
     def __init__(self, root: str) -> None:
         self._root = root
         self._log: audit.Log | None = None
-        self._lock = Lock()
+        self._turn = Turn()
 
     async def note(
         self, event: str, message: str, message_id: str, fields: dict[str, Any], *, sync: bool, priority: int
     ) -> None:
         """Add an entry; with `sync` it is on disk on return. Raises OSError and BrokenChain: then stop."""
-        async with self._lock:
-            if self._log is None:
-                self._log = await loop.thread(self._open)
-            entry = await loop.thread(lambda log: log.append(event, fields, sync=sync), self._log)
+        entry = await self._alone(lambda log: log.append(event, fields, sync=sync))
         native = {f"TOOL_{name.upper()}": value for name, value in fields.items() if value is not None}
         journal.log(
             priority, message, message_id=message_id, AUDIT_SEQ=entry["seq"], AUDIT_HASH=entry["hash"], **native
@@ -60,10 +35,17 @@ class Ledger:
 
     async def recent(self, since_us: int) -> list[dict[str, Any]]:
         """Entries since a time, for the rates. Raises OSError and BrokenChain."""
-        async with self._lock:
+        return await self._alone(lambda log: log.recent(since_us))
+
+    async def _alone(self, work: Callable[[audit.Log], T]) -> T:
+        """In a thread, and one after the other, since an entry holds its forerunner's digest."""
+
+        async def run() -> T:
             if self._log is None:
                 self._log = await loop.thread(self._open)
-            return await loop.thread(self._log.recent, since_us)
+            return await loop.thread(work, self._log)
+
+        return await self._turn.to_the_end(run, "audit log")
 
     def _open(self) -> audit.Log:
         try:

@@ -5,7 +5,9 @@ Times are the manager's own timestamps of the units (monotonic, microseconds), s
 from the failure of a unit (`InactiveEnterTimestampMonotonic`) to its being active again. A second connection asks
 the manager all the while how it is, and the longest wait for an answer is told.
 
-    rounds.py SUBJECT FIRST COUNT [asleep]     one JSON object
+    rounds.py SUBJECT FIRST COUNT [asleep] [unread]     one JSON object
+
+`unread`: nothing that models made of fixed texts is left on the disk.
 """
 
 from __future__ import annotations
@@ -23,10 +25,11 @@ from syntrop.sentry.manager import MANAGER, PATH, Manager
 
 PATIENCE = 60.0
 DAEMONS = ("routerd", "inferenced", "modeld", "contextd", "toold", "runtimed", "systemd-sentry")
+KEPT = "/var/cache/syntrop/runtimed"
 TYPO = "[Service]\nExecStart=\nExecStart=/usr/bin/sleeep infinity\n"
 TIMES = frozenset(
     ("ActiveState", "SubState", "MainPID", "InvocationID", "InactiveEnterTimestampMonotonic",
-     "ActiveEnterTimestampMonotonic", "StateChangeTimestampMonotonic")
+     "ActiveEnterTimestampMonotonic", "StateChangeTimestampMonotonic", "InactiveEnterTimestamp")
 )  # fmt: skip
 
 
@@ -162,7 +165,7 @@ async def incident(unit: str) -> dict[str, Any]:
         client.close()
 
 
-async def main(subject: str, first: int, count: int, asleep: bool) -> None:
+async def main(subject: str, first: int, count: int, *, asleep: bool, unread: bool) -> None:
     lab = Lab()
     probing = loop.spawn(lab.probe())
     template = "speaker" if subject == "words" else "victim"
@@ -172,6 +175,9 @@ async def main(subject: str, first: int, count: int, asleep: bool) -> None:
         if asleep:
             await lab.start(unit)
             await lab.asleep()
+        if unread:
+            for file in os.scandir(KEPT):
+                os.unlink(file.path)
         one: dict[str, Any] = await SUBJECTS[subject](lab, unit)
         if subject != "bare":
             found = await incident(unit)
@@ -179,6 +185,11 @@ async def main(subject: str, first: int, count: int, asleep: bool) -> None:
                 phase["name"]: [phase["start_us"], phase["duration_us"], phase["outcome"]]
                 for phase in found["phases"]
             }
+            one["told"] = 0.0
+            if asleep:
+                # A report comes later than the failure, and its phases count from when it was told.
+                failed = (await lab.manager.unit(unit, TIMES))["InactiveEnterTimestamp"]
+                one["told"] = (found["timestamp_us"] - failed) / 1e3
             one["cause"], one["status"] = found["causes"][0]["fault_class"], found["status"]
             one["decided_by"] = found["decided_by"]
         await lab.call("StopUnit", "ss", unit, "replace")
@@ -190,4 +201,5 @@ async def main(subject: str, first: int, count: int, asleep: bool) -> None:
 
 
 if __name__ == "__main__":
-    loop.run(main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4:] == ["asleep"]))
+    how = {name: name in sys.argv[4:] for name in ("asleep", "unread")}
+    loop.run(main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), **how))

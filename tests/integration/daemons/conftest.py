@@ -211,15 +211,18 @@ class Launcher:
         preload: Path | None = None,
         environment: dict[str, str] | None = None,
         handed: Sequence[tuple[socket.socket, str]] = (),
+        start: bool = True,
     ) -> Activated:
-        """`handed`: more sockets that it is passed, with their units; the unit's own from now on."""
+        """`handed`: more sockets that it is passed, with their units; the unit's own from now on. Without `start`,
+        a call can be there before the daemon is, which cannot have left again by then."""
         module, endpoints, _ = DAEMONS[name]
         unit = Activated(module, self._root / name, idle, preload, environment)
         self._units.append(unit)
         for endpoint, socket_unit in endpoints:
             unit.listen(endpoint, socket_unit)
         unit.sockets += handed
-        unit.start()
+        if start:
+            unit.start()
         return unit
 
     def client(self, unit: Activated, endpoint: str) -> Client:

@@ -20,7 +20,7 @@ import pytest
 
 CONTEXT1 = "io.syntrop.Context1."
 SOURCE = str(Path(__file__).parents[3] / "src")
-PATIENCE = 30.0
+PATIENCE = 60.0
 WEB = """
 [Unit]
 Requires=db.service

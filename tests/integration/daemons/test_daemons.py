@@ -50,14 +50,15 @@ def test_what_is_unknown_says_so(launch: Any, name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_it_goes_when_idle_and_comes_again(launch: Any, name: str) -> None:
-    unit = launch(name, idle=0.3)
-    for _ in range(2):
+    unit = launch(name, idle=0.3, start=False)
+    for _ in range(3):
         # Idle connections do not hold it, whether they have carried a call or not.
         client = launch.client(unit, endpoints(launch, name)[0])
-        assert client.call("org.varlink.service.GetInfo").error is None
+        client.send("org.varlink.service.GetInfo")
+        unit.start()
+        assert client.receive().error is None
         assert unit.wait() == 0
         assert client.socket.recv(1) == b""
-        unit.start()
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -114,8 +115,10 @@ def test_what_it_has_loaded_after_its_first_reply(launch: Any, name: str, tmp_pa
     (shim / "sitecustomize.py").write_text(
         f"import atexit, sys\natexit.register(lambda: open({str(out)!r}, 'w').write(' '.join(sys.modules)))\n"
     )
-    unit = launch(name, idle=0.3, preload=shim)
+    unit = launch(name, idle=0.3, preload=shim, start=False)
     client = launch.client(unit, endpoints(launch, name)[0])
-    assert client.call("org.varlink.service.GetInfo").error is None
+    client.send("org.varlink.service.GetInfo")
+    unit.start()
+    assert client.receive().error is None
     assert unit.wait() == 0
     assert not set(out.read_text().split()) & FORBIDDEN

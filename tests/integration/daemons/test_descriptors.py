@@ -264,9 +264,13 @@ signal.pause()
 
 
 def test_the_daemon_stays_while_anything_is_published(launch: Any) -> None:
-    unit = launch("inferenced", idle=0.2)
+    unit = launch("inferenced", idle=0.2, start=False)
     client = launch.client(unit, "fd.sock")
-    id = give(client, sealed(), 6).parameters["descriptor_id"]
+    memory = sealed()
+    client.send(PUBLISH, [memory], fd=0, size=6)
+    os.close(memory)
+    unit.start()
+    id = client.receive().parameters["descriptor_id"]
     with pytest.raises(subprocess.TimeoutExpired):
         unit.process.wait(1.5)
     (handle,) = client.call(FETCH, descriptor_id=id).fds

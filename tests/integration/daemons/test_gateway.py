@@ -154,7 +154,20 @@ def test_a_prompt_of_tokens_has_its_model_loaded_first(host: Host) -> None:
     with host.client() as client:
         answer = client.completions.create(model="beta:latest", prompt=[5, 6, 7])
     assert answer.choices[0].text == "[5, 6, 7]"
-    assert len(host.events("count")) == 1
+    assert [one["parameters"]["model"] for one in host.events("load")] == ["beta:latest"]
+    assert not host.events("count")
+
+
+def test_texts_are_embedded_under_a_lease_that_the_engine_is_told_of(host: Host) -> None:
+    host.cache(1 << 16)
+    with host.client() as client:
+        client.embeddings.create(model="beta:latest", input=["x" * 100, "y" * 200], encoding_format="float")
+        client.embeddings.create(model="beta:latest", input=[[1] * 3000, [2]], encoding_format="float")
+    # The model was loaded first, or nobody would have known what its cache takes.
+    assert [one["parameters"]["model"] for one in host.events("load")] == ["beta:latest"]
+    sizes = [one["parameters"]["leased_bytes"] for one in host.events("embed")]
+    assert sizes == [300 << 16, 3000 << 16], "short texts share a step of the engine, a long one is alone"
+    wait_for(lambda: not host.leases(), "the leases given back")
 
 
 def test_a_header_lowers_and_never_raises(host: Host) -> None:

@@ -17,15 +17,17 @@ from calm import CALM
 
 INFERENCE1, CONTEXT1 = "io.syntrop.Inference1", "io.syntrop.Context1"
 SECONDS = 2.0
+_SLEPT = re.compile(r"^voluntary_ctxt_switches:\s+(\d+)", re.M)
 
 
 def switches(pid: int) -> int:
     """Times that the process went to sleep, in all of its threads."""
-    found = 0
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        text = (task / "status").read_text()
-        found += sum(map(int, re.findall(r"^voluntary_ctxt_switches:\s+(\d+)", text, re.M)))
-    return found
+    while True:
+        try:
+            texts = [(task / "status").read_text() for task in Path(f"/proc/{pid}/task").iterdir()]
+        except (FileNotFoundError, ProcessLookupError):  # a thread has ended since it was listed
+            continue
+        return sum(int(count) for text in texts for count in _SLEPT.findall(text))
 
 
 def configure(root: Path, daemon: str, text: str) -> None:
@@ -37,10 +39,13 @@ def configure(root: Path, daemon: str, text: str) -> None:
 def test_leases_held_cost_no_wakeups(launch: Any, tmp_path: Path) -> None:
     """The idle time is far shorter than the window, so that whoever looked again and again would show."""
     configure(tmp_path, "inferenced", CALM)  # a busy machine refuses no lease
-    unit = launch("inferenced", idle=0.3)
+    unit = launch("inferenced", idle=0.3, start=False)
     client = launch.client(unit, INFERENCE1)
-    for _ in range(20):
-        reply = client.call(f"{INFERENCE1}.AcquireLease", priority="Batch", memory_bytes=1 << 20, pid=os.getpid())
+    for number in range(20):
+        client.send(f"{INFERENCE1}.AcquireLease", priority="Batch", memory_bytes=1 << 20, pid=os.getpid())
+        if number == 0:
+            unit.start()
+        reply = client.receive()
         assert reply.error is None, reply.parameters
     seen = []
     time.sleep(0.6)  # the idle time, once

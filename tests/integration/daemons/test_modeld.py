@@ -311,7 +311,7 @@ def test_one_that_hangs_up_gets_nothing_stored_half(modeld: Modeld, tmp_path: Pa
     os.close(handle)
     # The loop is free meanwhile, and the copies end without anybody waiting for them.
     assert modeld.call("List").parameters == {"models": []}
-    for _ in range(200):
+    for _ in range(1200):
         if modeld.fds() == before:
             break
         assert modeld.call("List").parameters == {"models": []}

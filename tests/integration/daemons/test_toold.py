@@ -22,7 +22,7 @@ import pytest
 from syntrop.toold import audit, image, sockdiag, undo
 
 TOOL1 = "io.syntrop.Tool1."
-PATIENCE = 30.0
+PATIENCE = 60.0
 
 
 @pytest.fixture
@@ -91,11 +91,13 @@ def netlink(protocol: int = sockdiag.PROTOCOL) -> socket.socket:
 
 def test_what_listens_is_asked_over_the_socket_that_was_passed(launch: Any) -> None:
     """By its kind, whatever its number; nobody takes it for one that others connect to, and it holds nobody up."""
-    unit = launch("toold", idle=0.5, handed=[(netlink(), "toold-diag.socket"), (netlink(0), "toold-diag.socket")])
+    handed = [(netlink(), "toold-diag.socket"), (netlink(0), "toold-diag.socket")]
+    unit = launch("toold", idle=0.5, handed=handed, start=False)
     with socket.create_server(("127.0.0.1", 0)) as server:
-        asked = launch.client(unit, "io.syntrop.Tool1").call(
-            TOOL1 + "ExecuteTool", name="net_listeners", args=["tcp"]
-        )
+        client = launch.client(unit, "io.syntrop.Tool1")
+        client.send(TOOL1 + "ExecuteTool", name="net_listeners", args=["tcp"])
+        unit.start()
+        asked = client.receive()
         result = asked.parameters["result"]
         assert "sandbox" not in result
         assert f" 127.0.0.1:{server.getsockname()[1]} " in result["stdout"]
@@ -283,6 +285,27 @@ def test_a_caller_who_hangs_up_ends_a_look(toold: Toold) -> None:
     client.send(TOOL1 + "ExecuteTool", name="disk_usage", args=[])
     client.close()
     assert toold.execute("disk_usage").error is None
+
+
+@pytest.mark.parametrize("name", ["disk_usage", "daemon_reload"])
+def test_first_callers_who_hang_up_take_nothing_with_them(toold: Toold, name: str) -> None:
+    """What is opened for the first caller is there for all: the lock of the state folder, the audit log."""
+    process = toold.unit.process
+    assert process is not None
+    for _ in range(4):
+        clients = [toold.another() for _ in range(8)]
+        process.send_signal(signal.SIGSTOP)
+        for client in clients:
+            client.send(TOOL1 + "ExecuteTool", name=name, args=[])
+            client.close()
+        process.send_signal(signal.SIGCONT)
+        assert toold.execute("disk_usage").error is None
+        process.terminate()
+        process.wait()
+        toold.unit.start()
+        process = toold.unit.process
+        toold.client = toold.another()
+    list(audit.read(toold.root))  # raises where the chain is broken
 
 
 def test_changes_are_counted_over_restarts(launch: Any, tmp_path: Path, host: Path) -> None:

@@ -112,7 +112,7 @@ class Place:
 
     def close(self) -> None:
         self._upstream.terminate()
-        self._upstream.wait(10)
+        self._upstream.wait(60)
         assert self._upstream.stdout is not None
         self._upstream.stdout.close()
         self.router.close()

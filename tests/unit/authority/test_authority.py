@@ -125,6 +125,22 @@ def test_no_endpoint_but_triages_passes_interactive() -> None:
         assert authority.ceiling(endpoint) == "Interactive"
 
 
+def test_where_all_come_by_one_socket_the_supervisor_is_known_by_its_account_alone() -> None:
+    sentry = 50000 + authority.USERS.index("sentry")
+    assert loop.run(authority.supervises(call(sentry)))
+    others = [*range(49999, 50000 + len(authority.USERS)), 0, 1000, -1]
+    others.remove(sentry)
+    assert not any(loop.run(authority.supervises(call(uid, frozenset({GID})))) for uid in others)
+
+
+def test_without_the_account_nobody_is_the_supervisor(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nobody(name: str) -> Any:
+        raise KeyError(name)
+
+    monkeypatch.setattr(pwd, "getpwnam", nobody)
+    assert not any(loop.run(authority.supervises(call(uid))) for uid in (0, 49999, 1000, -1))
+
+
 def test_the_method_names_the_right() -> None:
     assert allowed(call(1000, method="io.syntrop.Model1.List"), None)
     assert not allowed(call(1000, method="io.syntrop.Model1.Pin"), None)

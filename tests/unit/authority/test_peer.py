@@ -32,7 +32,7 @@ def connected_child(path: Path, groups: list[int] | None = None) -> Iterator[tup
             client = socket.socket(socket.AF_UNIX)
             client.connect(str(path))
             signal.pause()
-        listener.settimeout(10)
+        listener.settimeout(60)
         connection, _ = listener.accept()
         try:
             yield connection, child

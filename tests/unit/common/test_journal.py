@@ -43,7 +43,7 @@ def journald(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[socket
     folder.mkdir(parents=True)
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as server:
         server.bind(str(folder / "socket"))
-        server.settimeout(5)
+        server.settimeout(60)
         yield server
 
 

@@ -91,11 +91,11 @@ def test_calls_on_a_kept_connection_are_activity(path: str) -> None:
         client = await connect(path)
         for _ in range(8):
             await client.call(f"{MODEL1}.List")
-            await loop.sleep(0.2)
+            await loop.sleep(0.3)
             assert not client._wire.read(), "nobody ended the connection"
         client.close()
 
-    assert run(path, 0.8, body) < 10
+    assert run(path, 2.0, body) < 10
 
 
 def test_a_hold_keeps_the_daemon(path: str) -> None:

@@ -93,6 +93,7 @@ def test_breakers(state: str, cooldown: int | None, words: str) -> None:
             {"unit": "a.service", "state": "locked", "cooldown_ms": None},
             "no action on a.service until `syntropctl reset a.service`: its breaker is locked",
         ),
+        ("TooMany", {"retry_ms": 5001}, "too much at once; try again in 5 s"),
         ("PeerFailed", {"daemon": "toold", "reason": "gone"}, "toold did not do its part: gone"),
     ],
 )
@@ -108,7 +109,7 @@ def test_a_name_without_a_suffix_is_a_services() -> None:
 @pytest.mark.parametrize(
     "words",
     ["explain web", "incidents --status staged --since 2h --limit 3 -f", "triage web -n --json", "approve i-1",
-     "reject i-1 --reason no", "reset web"],
+     "reject i-1 --reason no", "reset web", "maintenance web db* --for 2h --reason x", "maintenance web --end"],
 )  # fmt: skip
 def test_command_lines(words: str) -> None:
     assert commands.parsed(words.split()).verb == words.split()[0]

@@ -90,7 +90,7 @@ class Client:
         self.flush()
         return stream
 
-    async def until(self, condition: Callable[[], object], seconds: float = 10) -> None:
+    async def until(self, condition: Callable[[], object], seconds: float = 60) -> None:
         """Take what arrives until the condition holds, or the server has closed."""
         with loop.deadline(seconds):
             while not condition():
@@ -104,7 +104,7 @@ class Client:
 
     async def end(self) -> None:
         """Take what arrives until the server closes."""
-        with loop.deadline(10):
+        with loop.deadline(60):
             while not self.closed:
                 await self._take()
             self.close()
@@ -149,7 +149,7 @@ class Client:
 
 
 async def settled(condition: Callable[[], object]) -> None:
-    with loop.deadline(10):
+    with loop.deadline(60):
         while not condition():
             await loop.sleep(0.001)
 
@@ -568,7 +568,7 @@ def test_an_upgrade() -> None:
             b"HTTP2-Settings: " + setting + b"\r\n\r\n"
         )
         received = b""
-        with loop.deadline(10):
+        with loop.deadline(60):
             while b"\r\n\r\n" not in received:
                 try:
                     received += client.socket.recv(1)
@@ -602,7 +602,7 @@ def test_an_upgrade_out_of_order_is_passed_over(head: bytes) -> None:
         wire = b"GET /a HTTP/1.1\r\nHost: localhost\r\n" + head + b"\r\n"
         client.socket.sendall(wire)
         received = b""
-        with loop.deadline(10):
+        with loop.deadline(60):
             while not received.endswith(b"GET "):
                 try:
                     received += client.socket.recv(65536)

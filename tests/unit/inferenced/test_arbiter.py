@@ -4,7 +4,9 @@ await, nothing is lent twice, nobody stays frozen for nothing, and what failed l
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Iterable
+import os
+import random
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,12 +18,14 @@ from syntrop.common import loop
 from syntrop.inferenced.arbiter import OPERATOR, Arbiter, Limits
 from syntrop.inferenced.lease import Holder, Lease, NoRoom, Slice, State, WrongState
 from syntrop.inferenced.standstill import FreezeError
-from syntrop.inferenced.table import Table
+from syntrop.inferenced.table import Claim, Table
 from syntrop.inferenced.tier import Tier
 
 CAPACITY = 100
 PLANES = ("cpu0", "gpu0")
 TURNS_MAX = 20_000
+ASKERS = int(os.environ.get("SYNTROP_ASKERS", "50"))
+"""How many ask for gangs at once, ten times each."""
 
 
 async def turns(count: int) -> None:
@@ -115,12 +119,94 @@ class Host:
             assert held <= CAPACITY, [(one.id, one.state, one.slices) for one in self.table]
 
 
-def make(**more: Any) -> tuple[Table, Host, Arbiter]:
-    table = Table()
+class Lined(Table):
+    """Knows by which task each claim was made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tasks: dict[loop.Task[Any], str] = {}
+        """Requests that were begun, by the identifier of the lease that is wanted."""
+        self.requests: dict[str, Claim] = {}
+
+    def claim(self, tier: Tier, needs: Mapping[str, int], *, first: bool = False) -> Claim:
+        made = super().claim(tier, needs, first=first)
+        wanted = self.tasks.get(loop.current())
+        if wanted is not None:
+            self.requests[wanted] = made
+        return made
+
+
+def waits(table: Lined, arbiter: Arbiter) -> dict[Claim | Lease, set[Claim | Lease]]:
+    """The wait-for graph: what each request in line, and each lease that stands still, waits for. One of those it
+    waits for is enough. Who runs or decides waits for nobody."""
+    in_line = set(arbiter.in_line())
+    found: dict[Claim | Lease, set[Claim | Lease]] = {}
+
+    def holding(planes: Iterable[str], but: Iterable[Lease] = ()) -> set[Claim | Lease]:
+        return {
+            one
+            for one in table
+            if one not in but and any(part.memory in planes and part.charge(one.state) for part in one.slices)
+        }
+
+    for at, claim in enumerate(table.claims):
+        if claim not in in_line:
+            continue
+        short = {plane for plane, size in claim.needs.items() if size > table.room(plane, claim.tier, claim)}
+        before = [one for one in table.claims if one.tier > claim.tier]
+        before += [one for one in table.claims[:at] if one.tier == claim.tier]
+        first = {one for one in before if short & one.needs.keys()}
+        found[claim] = holding(short) | first
+    for standstill in arbiter.standing:
+        held = standstill.held()
+        for one in held:
+            if standstill.causes:
+                # An operator may let it go any time; so does a request that ends.
+                found[one] = {table.leases[name] for name in standstill.causes if name in table.leases}
+                asking = {table.requests[name] for name in standstill.causes if name in table.requests}
+                found[one] |= asking & set(table.claims)
+            elif not table.can_thaw(held):
+                short = {part.memory for part in one.slices if part.size > part.charge(one.state)}
+                found[one] = holding(short, held)
+    return found
+
+
+def check_waits(table: Lined, arbiter: Arbiter) -> int:
+    """Whoever waits, somebody who does not can end it: there is no circle that nobody outside could open, and no
+    request in line stands in one at all. How many wait."""
+    graph = waits(table, arbiter)
+    opened = {one for targets in graph.values() for one in targets if one not in graph}
+    opened |= {one for one, targets in graph.items() if not targets}
+    backwards: dict[Claim | Lease, list[Claim | Lease]] = {}
+    for one, targets in graph.items():
+        for target in targets:
+            backwards.setdefault(target, []).append(one)
+    todo = list(opened)
+    while todo:
+        for one in backwards.get(todo.pop(), ()):
+            if one not in opened:
+                opened.add(one)
+                todo.append(one)
+    assert not graph.keys() - opened, f"these wait for each other: {graph.keys() - opened}"
+    for claim in graph:
+        if isinstance(claim, Claim):
+            seen: set[Claim | Lease] = set()
+            todo = list(graph[claim])
+            while todo:
+                one = todo.pop()
+                if one not in seen:
+                    seen.add(one)
+                    todo += graph.get(one, ())
+            assert claim not in seen, f"{claim} waits for itself"
+    return len(graph)
+
+
+def make(waiting_max: int = 64, **more: Any) -> tuple[Lined, Host, Arbiter]:
+    table = Lined()
     for plane in PLANES:
         table.lend(plane, CAPACITY)
     host = Host(table, **more)
-    limits = Limits(yield_sec=0.01, freeze_sec=5.0, push_out_sec=5.0, waiting_max=64)
+    limits = Limits(yield_sec=0.01, freeze_sec=5.0, push_out_sec=5.0, waiting_max=waiting_max)
     return table, host, Arbiter(table, host, host, host, limits)
 
 
@@ -340,6 +426,25 @@ def test_what_cannot_be_thawed_is_tried_again() -> None:
     loop.run(main())
 
 
+def test_a_circle_would_be_seen() -> None:
+    """That the graph of who waits for whom tells what it is there for."""
+    table, _, arbiter = make()
+
+    async def main() -> None:
+        held = await arbiter.acquire(lease("held", Tier.BATCH, 80, target="never.service"))
+        task = loop.spawn(arbiter.acquire(lease("asking", Tier.INTERACTIVE, 60), 60.0))
+        table.tasks[task] = "asking"
+        await until(lambda: len(arbiter.in_line()) == 1)
+        assert check_waits(table, arbiter) == 1
+        table.freeze(held, 0.0, [50], "a fault")
+        arbiter.standing.adopt(held.holder.target, [held], ["asking"])
+        with pytest.raises(AssertionError, match="wait for each other"):
+            check_waits(table, arbiter)
+        await loop.stop(task)
+
+    loop.run(main())
+
+
 # --- all at once -----------------------------------------------------------------------------------------------
 
 ACTIONS = st.one_of(
@@ -389,6 +494,7 @@ def test_whatever_happens_at_once(actions: list[tuple[Any, ...]], delays: list[i
                 host.listening.add(wanted.id)
             barred = frozenset({target}) if target else frozenset()
             tasks.append(loop.spawn(refused(arbiter.acquire, wanted, 0.02, lambda: barred)))
+            table.tasks[tasks[-1]] = wanted.id
         elif kind == "give up":
             pending = [task for task in tasks if not task.done]
             if pending:
@@ -411,6 +517,7 @@ def test_whatever_happens_at_once(actions: list[tuple[Any, ...]], delays: list[i
                 for _ in range(action[1]):
                     await loop.sleep(0)
                     host.check_books()
+                    check_waits(table, arbiter)
                     for name in list(host.asked):
                         host.asked.remove(name)
                         one = table.leases.get(name)
@@ -419,6 +526,7 @@ def test_whatever_happens_at_once(actions: list[tuple[Any, ...]], delays: list[i
             else:
                 act(count, action)
                 host.check_books()
+                check_waits(table, arbiter)
         host.refusing.clear()
         await until(lambda: all(task.done for task in tasks))
         host.check_books()
@@ -435,3 +543,53 @@ def test_whatever_happens_at_once(actions: list[tuple[Any, ...]], delays: list[i
         assert table.claims == []
 
     loop.run(main())
+
+
+@settings(max_examples=3, deadline=None)
+@given(st.integers(0, 2**32 - 1))
+def test_gangs_of_a_crowd_never_wait_in_a_circle(seed: int) -> None:
+    """Many who ask at once, in gangs on both planes, of all tiers and for a while."""
+    chance = random.Random(seed)
+    table, host, arbiter = make(waiting_max=4096, delay=lambda: chance.randrange(3))
+    askers, each = ASKERS, 10
+    outcome = {"granted": 0, "refused": 0}
+    most = 0
+
+    async def ask(number: int) -> None:
+        target = f"t{number % 50}.service"
+        for turn in range(each):
+            tier = chance.choice([Tier.BATCH, Tier.BATCH, Tier.INTERACTIVE, Tier.EMERGENCY])
+            wanted = lease(f"{number}.{turn}", tier, target=target)
+            wanted.slices = tuple(
+                Slice(plane, plane, chance.randint(1, 40)) for plane in chance.sample(PLANES, chance.randint(1, 2))
+            )
+            wanted.policy = "BestEffort"
+            host.uses[wanted.id] = chance.choice([None, 0, 3, 5, 5])
+            table.tasks[loop.current()] = wanted.id
+            if not chance.randrange(4):
+                host.refusing ^= {target}
+            try:
+                await arbiter.acquire(wanted, chance.choice([0.0, 0.05, 0.1]), lambda: frozenset({target}))
+            except NoRoom:
+                outcome["refused"] += 1
+                continue
+            outcome["granted"] += 1
+            await loop.sleep(chance.choice([0.0, 0.005, 0.02]))
+            if wanted.id in table.leases:
+                arbiter.end(wanted, State.RELEASED)
+
+    async def main() -> None:
+        nonlocal most
+        tasks = [loop.spawn(ask(number)) for number in range(askers)]
+        while not all(task.done for task in tasks):
+            await loop.sleep(0.005)
+            host.check_books()
+            most = max(most, check_waits(table, arbiter))
+        for task in tasks:
+            task.result()
+        await until(lambda: not table.leases and not arbiter.standing and not host.standing)
+        assert table.claims == []
+
+    loop.run(main())
+    assert sum(outcome.values()) == askers * each
+    assert outcome["granted"] and outcome["refused"] and most

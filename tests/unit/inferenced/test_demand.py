@@ -51,9 +51,15 @@ def test_nothing_is_no_answer() -> None:
     encoder = {"context_window": 512}
     assert demand.of_generation(encoder, [request(10)], 5) == demand.LEAST
     assert demand.of_embedding(encoder, chat.EmbedRequest("m", ["x" * 1000])) == demand.LEAST
-    assert demand.of_embedding(None, chat.EmbedRequest("m", ["x"])) == demand.LEAST
-    assert demand.of_embedding(MODEL, chat.EmbedRequest("m", ["ü" * 10, "x"])) == 20 << 20
-    assert demand.of_embedding(MODEL, chat.EmbedRequest("m", [[1, 2, 3], [4]])) == 3 << 20
+    assert demand.of_embedding(MODEL, chat.EmbedRequest("m", ["ü" * 10, "x"])) == 21 << 20
+    assert demand.of_embedding(MODEL, chat.EmbedRequest("m", [[1, 2, 3], [4]])) == 4 << 20
+
+
+def test_short_texts_are_in_memory_together_and_long_ones_alone() -> None:
+    model = {"context_window": 8192, "cache_token_bytes": 1 << 20}
+    for lengths, tokens in (([500] * 9, 512), ([100] * 3, 300), ([600] * 9, 600), ([9000, 1], 8192)):
+        request = chat.EmbedRequest("m", [[1] * length for length in lengths])
+        assert demand.of_embedding(model, request) == tokens << 20
 
 
 @given(st.integers(0, 1 << 40), st.integers(1, 1 << 31), st.integers(1, 128), st.integers(1, 8))

@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from syntrop.common import safetensors
 from syntrop.common.safetensors import SafetensorsError
 from syntrop.runtimed import folder
 from syntrop.runtimed.model.checkpoint import FAMILIES, Stored, convert
@@ -362,3 +363,28 @@ def test_pooling_as_sentence_transformers_ask_for_it(
         else:
             with pytest.raises(UnsupportedModel, match=wanted):
                 folder.pooling(files)
+
+
+@pytest.mark.parametrize("moment", ["header", "weights"])
+def test_a_folder_whose_file_is_cut_short_while_it_is_loaded(
+    moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoints.write(tmp_path, config("llama"), archmodel.weights(CASES["llama"]), shards=2)
+    second, parse = tmp_path / "model-00002-of-00002.safetensors", safetensors.parse
+
+    def cutting(view: memoryview) -> safetensors.Header:
+        if moment == "header":
+            os.truncate(second, 0)
+        return parse(view)
+
+    monkeypatch.setattr(safetensors, "parse", cutting)
+    with checkpoints.opened(tmp_path) as files:
+        if moment == "header":
+            with pytest.raises(BrokenModel, match="the file: it was cut short"):
+                folder.Weights(files)
+            return
+        with folder.Weights(files) as weights:
+            os.truncate(second, 0)
+            model = LlamaModel.load(weights.header, weights.buffer, threads=2)
+            with pytest.raises(BrokenModel, match="the file: it was cut short"):
+                weights.watch.whole(model, LlamaModel.close)

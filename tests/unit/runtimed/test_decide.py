@@ -7,6 +7,7 @@ import importlib.util
 import math
 import mmap
 import sys
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from syntrop.common.gguf import parse
 from syntrop.runtimed import decide
 from syntrop.runtimed import tokenizer as tokenizers
 from syntrop.runtimed.engine import Engine
+from syntrop.runtimed.generation import Tier
 from syntrop.runtimed.model.llama import LlamaModel
 from syntrop.runtimed.reference import ReferenceModel
 from syntrop.runtimed.scoring import Scoring
@@ -203,6 +205,59 @@ def test_scores_of_a_tiny_model_equal_brute_force() -> None:
     twin = ReferenceModel(parse(data), data)
     for total, path in zip(totals, paths, strict=True):
         assert total == pytest.approx(log_likelihood(twin.logits(shared + path), len(shared), path), abs=1e-3)
+    model.close()
+
+
+class Gated:
+    """A model that makes a step for each permit."""
+
+    def __init__(self, model: LlamaModel) -> None:
+        self._model = model
+        self.permits = threading.Semaphore(0)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+    def step(self, batch: Any) -> Any:
+        assert self.permits.acquire(timeout=60)
+        return self._model.step(batch)
+
+
+@pytest.mark.parametrize("tier", [Tier.Interactive, Tier.Batch])
+def test_an_urgent_decision_waits_for_no_slot(tier: Tier) -> None:
+    data = tinymodel.Tiny(type=tinymodel.F32).file()
+    model = Gated(LlamaModel.load(parse(data), data, threads=1, kv_type="f32"))
+    runnable: Any = Runnable(model, Vocabulary())
+    shared, few = [(7 * i) % 101 for i in range(37)], [[1, 2], [3]]
+    many = [[i, j] for i in range(20) for j in (1, 2)]  # a step for each fork
+
+    async def main() -> list[float]:
+        engine = Engine(max_slots=1)
+        try:
+            long = Scoring(engine, runnable, shared, many, tier=tier)
+            urgent = Scoring(engine, runnable, [*shared, 5], few, tier=Tier.EmergencyTriage)
+            with loop.deadline(60), long, urgent:
+                engine.enqueue(long)
+                while not engine.active:
+                    await loop.sleep(0.001)
+                engine.enqueue(urgent)
+                for _ in range(8):
+                    model.permits.release()
+                while await urgent.next() is not None:
+                    pass
+                assert long.result is None
+                for _ in range(100):
+                    model.permits.release()
+                while await long.next() is not None:
+                    pass
+                for total, path in zip(long.totals, many, strict=True):
+                    assert total == pytest.approx(brute_force(model, shared, path), abs=1e-4)
+                return urgent.totals
+        finally:
+            await engine.close()
+
+    for total, path in zip(loop.run(main()), few, strict=True):
+        assert total == pytest.approx(brute_force(model, [*shared, 5], path), abs=1e-4)
     model.close()
 
 

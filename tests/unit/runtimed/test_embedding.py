@@ -29,7 +29,7 @@ class FakeModel:
         self, texts: Sequence[Sequence[int]], pooling: str | None, adapter: Any, wanted: Any
     ) -> list[list[float]]:
         if self.gate is not None:
-            assert self.gate.acquire(timeout=10)
+            assert self.gate.acquire(timeout=60)
         self.batches.append([len(text) for text in texts])
         self.wanted.append(wanted())
         if self.error is not None:

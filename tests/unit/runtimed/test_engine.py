@@ -96,7 +96,7 @@ class FakeModel:
 
     def step(self, batch: Any) -> list[Any]:
         if self.gate is not None:
-            assert self.gate.acquire(timeout=10)
+            assert self.gate.acquire(timeout=60)
         if (error := self.refuse([piece.sequence for piece in batch])) is not None:
             raise error
         self.steps.append([len(piece.tokens) for piece in batch])
@@ -343,7 +343,7 @@ def test_cancellation_frees_a_running_one_within_one_step() -> None:
         with generation:
             pass  # left before its end
         model.gate.release(1)  # the step that may have begun already
-        with loop.deadline(5):
+        with loop.deadline(60):
             while not model.sequences[0].closed:
                 await loop.sleep(0.001)
         assert engine.active == 0

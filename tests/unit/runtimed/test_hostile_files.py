@@ -8,7 +8,10 @@ import importlib.util
 import json
 import math
 import os
+import signal
 import struct
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +22,11 @@ from hypothesis import strategies as st
 from syntrop.common import gguf, safetensors
 from syntrop.common.gguf import GGUFError
 from syntrop.common.safetensors import SafetensorsError
-from syntrop.runtimed import loading, vocabulary
+from syntrop.runtimed import _kernels, loading, vocabulary
 from syntrop.runtimed.chat_template import TemplateError
 from syntrop.runtimed.tokenizer import TokenizerError
 
+ffi, lib = _kernels.ffi, _kernels.lib
 WORDS = st.sampled_from(
     [0, 1, 2, 7, 8, 9, 31, 32, 255, 1 << 31, 2**32 - 1, 1 << 32, 1 << 62, 2**63 - 1, 1 << 63, 2**64 - 1]
 )
@@ -341,3 +345,59 @@ def test_a_model_that_cannot_be_run_tells_at_which_byte(tmp_path: Path) -> None:
     at = content.index(b"blk.0.attn_x.weight") - 8
     with pytest.raises(loading.LoadError, match=f"blk.0.attn_x.weight at byte {at}: a tensor that llama"):
         _load(content, tmp_path)
+
+
+def _cut_at(moment: str, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file is cut short before its header is read, or after that and before its weights are."""
+    parse = gguf.parse
+
+    def cutting(*arguments: Any, **how: Any) -> gguf.GGUF:
+        if moment == "header":
+            os.truncate(file, 0)
+        header = parse(*arguments, **how)
+        os.truncate(file, 0)
+        return header
+
+    monkeypatch.setattr(gguf, "parse", cutting)
+
+
+@pytest.mark.parametrize("moment", ["header", "weights"])
+@pytest.mark.parametrize("threads", [1, 3])
+def test_a_file_that_is_cut_short_while_it_is_loaded(
+    moment: str, threads: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, content = tmp_path / "file", _file({}, "gpt2")
+    file.write_bytes(content)
+    watches = {lib.sy_watch(ffi.from_buffer(content), 1) for _ in range(99)}  # all, so that none is lost below
+    for watch in watches - {-1}:
+        lib.sy_watch_end(watch)
+    for _ in range(len(watches) + 1):  # no watch is kept
+        with monkeypatch.context() as patch:
+            file.write_bytes(content)
+            handle = os.open(file, os.O_RDONLY)
+            _cut_at(moment, file, patch)
+            with pytest.raises(loading.LoadError, match="x cannot be loaded: the file: it was cut short"):
+                loading.load(handle, len(content), name="x", digest="y", how=loading.How(threads))
+    _load(content, tmp_path).close()
+
+
+READS = """
+import mmap, os, sys
+from syntrop.runtimed.watching import Watch
+files = [open(path, "r+b") for path in sys.argv[1:]]
+ours, other = [mmap.mmap(one.fileno(), 0, prot=mmap.PROT_READ) for one in files]
+for one in files:
+    os.truncate(one.fileno(), 0)
+with Watch(ours, len(ours)) as watch:
+    assert not watch.lost and ours[5000] == 0 and watch.lost and ours[:] == bytes(len(ours))
+    print("zeros", flush=True)
+    other[0]
+"""
+
+
+def test_what_is_not_watched_ends_the_process_as_before(tmp_path: Path) -> None:
+    for name in "ab":
+        (tmp_path / name).write_bytes(b"x" * 20000)
+    command = [sys.executable, "-c", READS, str(tmp_path / "a"), str(tmp_path / "b")]
+    ended = subprocess.run(command, check=False, stdout=subprocess.PIPE, text=True)
+    assert (ended.stdout, ended.returncode) == ("zeros\n", -signal.SIGBUS)

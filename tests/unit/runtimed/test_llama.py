@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib.util
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -245,7 +246,9 @@ def test_closing_the_last_model_ends_the_pool() -> None:
     for model in models:
         model.close()
         model.close()
-    assert _threads() <= before
+    until = time.monotonic() + 60
+    while _threads() > before:  # one that was waited for is listed a moment longer
+        assert time.monotonic() < until
 
 
 def test_what_is_asked_of_a_model_is_checked() -> None:

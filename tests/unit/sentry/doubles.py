@@ -31,6 +31,8 @@ from syntrop.sentry.verdict import Answer
 UNIT = "web.service"
 KEY = b"k" * 32
 BAD = "/etc/systemd/system/{unit}.d/bad.conf"
+CUT = "/etc/systemd/system/{unit}.d/10-limits.conf"
+_BY_FILES = ("typo", "cut")  # what ails a unit until a tool has undone it
 
 
 class World:
@@ -50,7 +52,8 @@ class World:
             self.path.write_text(json.dumps({"units": self.units, "records": self.records, "done": self.done}))
 
     def fail(self, unit: str, *, cause: str = "crash", requires: tuple[str, ...] = (), **more: Any) -> None:
-        """A unit fails: `crash` on a signal, `typo` for a drop-in that names no program, or `weird` (unsure)."""
+        """It fails: `crash` on a signal, `typo` for a drop-in that names no program, `cut` for one whose memory
+        limit was edited, or `weird` (unsure)."""
         old = self.units.get(unit, {})
         number = int(old.get("number", 0)) + 1
         self.units[unit] = {
@@ -66,7 +69,7 @@ class World:
         one = self.units[unit]
         one["number"] += 1
         one["InvocationID"] = f"{one['number']:032x}"
-        well = one["cured"] and one["cause"] != "typo"
+        well = one["cured"] and one["cause"] not in _BY_FILES
         one["ActiveState"], one["SubState"] = ("active", "running") if well else ("failed", "failed")
         one["Result"] = "success" if well else "exit-code"
         self.keep()
@@ -125,6 +128,9 @@ class Slice:
         if cause == "typo":
             leaving = Exit("exit-code", "exited", 203)
             words = f"{unit}: Failed at step EXEC spawning /usr/bin/nonesuch: No such file or directory"
+        if cause == "cut":
+            leaving = Exit("oom-kill", "killed", 9)
+            words = f"{unit}: A process of this unit has been killed by the OOM killer."
         entries = [
             Entry("j1", cursor="s=1", message=words, origin=MANAGER, unit=unit, time_us=1_000_000),
             Entry(
@@ -163,10 +169,14 @@ class Peers:
 
     async def context(self, unit: str, *, timeout: float) -> dict[str, Any]:
         await self._ready("contextd", timeout)
-        if self.world.units.get(unit, {}).get("cause") != "typo":
+        cause = self.world.units.get(unit, {}).get("cause")
+        if cause not in _BY_FILES:
             return {}
         diff = "--- a\n+++ b\n+[Service]\n+ExecStart=\n+ExecStart=/usr/bin/nonesuch\n"
         path = BAD.format(unit=unit)
+        if cause == "cut":
+            diff = "--- a\n+++ b\n [Service]\n-MemoryMax=512M\n+MemoryMax=24M\n Nice=3\n"
+            path = CUT.format(unit=unit)
         return {
             "config_diffs": [
                 {"file_path": path, "timestamp_us": 900_000, "diff_content": diff,
@@ -213,12 +223,15 @@ class Hands:
             raise error
         self.before(step.tool)
         unit, kept = self.world.units[step.unit], None
-        if step.tool == "revert_dropin":
-            if unit["cause"] != "typo":
+        undoes = {"revert_dropin": "typo", "set_unit_property": "cut"}.get(step.tool)
+        if undoes is not None:
+            if unit["cause"] != undoes:
                 raise HandsError("toold: it has no drop-in of this name")
             unit["cause"] = "crash"
             kept = f"rb-{len(self.world.records)}"
-            self.world.records.append({"id": kept, "unit": step.unit, "time_us": Clock().wall_us()})
+            self.world.records.append(
+                {"id": kept, "unit": step.unit, "time_us": Clock().wall_us(), "undoes": undoes}
+            )
         elif step.tool == "unit_restart":
             self.world.run(step.unit)
         self.world.done.append(f"{step.tool} {step.unit}")
@@ -236,7 +249,7 @@ class Hands:
         await loop.sleep(0)
         self.before("rollback")
         record = next(one for one in self.world.records if one["id"] == rollback_id)
-        self.world.units[record["unit"]]["cause"] = "typo"
+        self.world.units[record["unit"]]["cause"] = record["undoes"]
         self.world.done.append(f"rollback {record['unit']}")
         self.world.keep()
         self.after("rollback")

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from syntrop.sentry import causes, cleaning, evidence, remedy, signatures, verdict
 from syntrop.sentry.evidence import Change, Counter, Evidence, Exit, Facts, Neighbour, Package
+from syntrop.toold import catalog
 
 KEY = captured.KEY
 both = pytest.mark.parametrize("release", captured.RELEASES)
@@ -622,6 +623,64 @@ def test_an_old_limit_is_not_removed_unasked_however_sure_the_cause() -> None:
     cause, action, done = judged(old)
     assert cause.confidence >= verdict.ACT_AT
     assert (action.name, done) == (remedy.REVERT_DROP_IN, verdict.STAGE)
+
+
+CUT = ("MemoryMax=24M", "MemoryMax=512M")
+
+
+@pytest.mark.parametrize(
+    ("name", "new", "old", "value"),
+    [
+        # Given back at run time: of a drop-in that holds more, one of the template, the unit file itself.
+        ("/etc/systemd/system/web@a.service.d/10-limits.conf", *CUT, "512M"),
+        ("/etc/systemd/system/web@.service.d/10-limits.conf", *CUT, "512M"),
+        ("/etc/systemd/system/web@a.service", *CUT, "512M"),
+        ("/etc/systemd/system/web@a.service.d/10.conf", "MemoryHigh = 9M", "MemoryHigh = infinity", "infinity"),
+        ("/etc/systemd/system/web@a.service.d/10.conf", "Nice=1\nMemorySwapMax=0", "MemorySwapMax=1G", "1G"),
+        # It would not outlive the next reload: systemd takes the last drop-in by name.
+        ("/etc/systemd/system/web@a.service.d/90-limits.conf", *CUT, ""),
+        ("/etc/systemd/system/web@a.service.d/limits.conf", *CUT, ""),
+        # What was before is not known, or cannot be said so, or is the same.
+        ("/etc/systemd/system/web@a.service.d/10.conf", "MemoryMax=24M", "", ""),
+        ("/etc/systemd/system/web@a.service.d/10.conf", "MemoryMax=24M", "MemoryMax=40%", ""),
+        ("/etc/systemd/system/web@a.service.d/10.conf", "MemoryMax=24M", "MemoryMax=1G\nMemoryMax=2G", ""),
+        ("/etc/systemd/system/web@a.service.d/10.conf", "MemoryMax=24M", "MemoryMax=24M", ""),
+        ("/etc/systemd/system/web@a.service.d/10.conf", "MemoryMax=24M", "MemoryMax=", ""),
+        # Only taken at a start.
+        ("/etc/systemd/system/web@a.service.d/10.conf", "LimitNOFILE=16", "LimitNOFILE=4096", ""),
+    ],
+)  # fmt: skip
+def test_a_limit_that_was_edited_is_given_back_at_run_time_where_that_lasts(
+    name: str, new: str, old: str, value: str
+) -> None:
+    lines = [f"-{line}" for line in old.splitlines()] + [f"+{line}" for line in new.splitlines()]
+    role = "drop-in" if name.endswith(".conf") else "unit file"
+    for age, done in ((60, verdict.ACT), (8 * 3600, verdict.STAGE)):
+        bare = oom(name="web@a.service")
+        change = Change(
+            "d1", path=name, time_us=bare.failed_us - age * 1_000_000, diff="\n".join(lines),  # type: ignore[operator]
+            summary=f"{name} changed", reason=f"{role} of web@a.service, 1 min before it failed",
+        )  # fmt: skip
+        found = Evidence(
+            bare.unit, failed_us=bare.failed_us, exit=bare.exit, facts=bare.facts, entries=bare.entries,
+            counters=bare.counters, changes=[change],
+        )  # fmt: skip
+        cause, action, decided = judged(found)
+        assert cause.fault_class == signatures.MEMORY_LIMIT
+        if not value:
+            assert action.name != remedy.SET_PROPERTY
+            continue
+        setting = new.splitlines()[-1].partition("=")[0].strip()
+        assert (action.name, decided) == (remedy.SET_PROPERTY, done)
+        assert action.steps == (
+            remedy.Step("set_unit_property", [setting, value], "web@a.service"),
+            remedy.Step("unit_restart", [], "web@a.service"),
+        )
+        assert action.writes
+        # What it is about is looked at once more before it is done.
+        assert remedy.about(action, cause, found) == [name]
+        call = catalog.parse(catalog.find("set_unit_property"), action.steps[0].args, "web@a.service")
+        assert call.tool.mode == catalog.REMEDIATION
 
 
 @pytest.mark.parametrize(

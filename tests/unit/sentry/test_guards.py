@@ -11,11 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from syntrop.sentry import breaker
+from syntrop.sentry import breaker, unitnames
 from syntrop.sentry.breaker import CLOSED, HALF_OPEN, LOCKED, OPEN, Breaker
 from syntrop.sentry.budget import Budget
 from syntrop.sentry.dependencies import chains, roots
-from syntrop.sentry.policy import IGNORE, OBSERVE, TREAT, Occasion, Policy, window
+from syntrop.sentry.guards import Guards
+from syntrop.sentry.planned import PATTERNS_MAX, Full, Work
+from syntrop.sentry.policy import IGNORE, OBSERVE, TREAT, Occasion, Policy, Ruling, window
 from syntrop.sentry.storm import Backlog, importance
 
 # Breaker.
@@ -190,22 +192,69 @@ def test_what_did_not_take_place_is_given_back() -> None:
 
 
 def ruled(one: Policy, unit: str, occasion: Occasion | None = None, *, weekday: int = 2, minute: int = 600) -> str:
-    return one.rule([unit], occasion or Occasion(), now=1000.0, weekday=weekday, minute=minute).kind
+    return one.rule([unit], occasion or Occasion(), weekday=weekday, minute=minute).kind
 
 
 def test_what_somebody_wanted_is_no_incident() -> None:
     one = Policy()
-    one.plan("web.service", 2000.0)
-    one.plan("old.service", 900.0)
     assert ruled(one, "db.service") == TREAT
     assert ruled(one, "db.service", Occasion(stopped=True)) == IGNORE
     assert ruled(one, "db.service", Occasion(job="stop")) == IGNORE
     assert ruled(one, "db.service", Occasion(job="restart")) == IGNORE
     assert ruled(one, "db.service", Occasion(job="start")) == OBSERVE
     assert ruled(one, "db.service", Occasion(leaving=True)) == IGNORE
-    assert ruled(one, "web.service") == IGNORE
-    assert ruled(one, "old.service") == TREAT
-    assert one.planned(1000.0) == {"web.service": 2000.0}
+
+
+def guarded(one: Guards, *names: str, occasion: Occasion | None = None, now: float = 1000.0) -> Ruling:
+    return one.rule(names, occasion or Occasion(), now=now, weekday=2, minute=600)
+
+
+def test_work_that_is_announced_is_not_fought_until_it_ends() -> None:
+    one = Guards(Policy(deny=("web.service",)), Budget())
+    one.announce(["web.service", "db*"], Work(2000.0, "migration", 1000), 1000.0)
+    one.announce(["old.service"], Work(900.0, "", 0), 800.0)
+    assert guarded(one, "web.service") == Ruling(IGNORE, "user 1000 announced work on web.service: migration")
+    assert guarded(one, "x.service", "db-alias.service").kind == IGNORE  # by any of its names
+    assert guarded(one, "old.service").kind == TREAT
+    assert guarded(one, "db.service", now=2000.0).kind == TREAT
+    assert guarded(one, "web.service", now=2000.0).kind == OBSERVE
+    # What is said last of the same units counts, also that it is over.
+    one.announce(["web.service"], Work(1500.0, "done soon", 0), 1000.0)
+    assert [pattern for pattern, work in one.planned.standing(1600.0).items()] == ["db*"]
+    one.announce(["db*"], Work(1000.0, "", 0), 1000.0)
+    assert guarded(one, "db.service").kind == TREAT
+    told = {"unit": "web.service", "until_us": 5_500_000_000, "reason": "done soon", "uid": 0}
+    assert one.planned.wire(1000.0, 5_000_000_000) == [told]
+
+
+def test_what_is_announced_is_kept_with_its_time_and_bounded() -> None:
+    one = Guards(Policy(), Budget())
+    one.announce(["web.service"], Work(700.0, "x", 7), 100.0)
+    kept = json.loads(json.dumps(one.dump(200.0, 1_000_000_000)))
+    again = Guards(Policy(), Budget())
+    again.load(kept, 10.0, 1_100_000_000)  # 100 s later, after a reboot: 400 s are left
+    assert guarded(again, "web.service", now=409.0).kind == IGNORE
+    assert guarded(again, "web.service", now=411.0).kind == TREAT
+    again.load({"time_us": 1, "breakers": {}, "budget": []}, 10.0, 2)  # of a version that knew of no work
+
+    many = [f"u{number}.service" for number in range(PATTERNS_MAX - 1)]
+    again.announce(many, Work(1010.0, "", 0), 10.0)
+    with pytest.raises(Full) as full:
+        again.announce(["one.service"], Work(2000.0, "", 0), 11.0)
+    assert full.value.wait == pytest.approx(399.0)
+    assert len(again.planned.standing(11.0)) == PATTERNS_MAX
+    again.announce(many[:1], Work(11.0, "", 0), 11.0)  # that something is over can be said always
+    again.announce(["one.service"], Work(2000.0, "", 0), 11.0)
+    assert len(again.planned.standing(1011.0)) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "good"),
+    [("web.service", True), ("db*", True), ("*", True), ("a[!b]?.socket", True), ("", False), ("a b", False),
+     ("../etc", False), ("x" * 256, False)],
+)  # fmt: skip
+def test_globs_of_units(text: str, good: bool) -> None:
+    assert unitnames.is_pattern(text) is good
 
 
 def test_protected_units_are_observed_by_any_of_their_names() -> None:
@@ -214,7 +263,7 @@ def test_protected_units_are_observed_by_any_of_their_names() -> None:
                  "user@1000.service", "toold.service", "systemd-sentry.service", "-.mount"):  # fmt: skip
         assert ruled(one, unit) == OBSERVE, unit
     names = ["web.service", "dbus-org.example.service"]
-    assert one.rule(names, Occasion(), now=0.0, weekday=0, minute=0).kind == OBSERVE
+    assert one.rule(names, Occasion(), weekday=0, minute=0).kind == OBSERVE
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -70,6 +71,41 @@ def test_a_bad_drop_in_is_reverted_first(tmp_path: Path) -> None:
     (told,) = house.incidents()
     assert told["status"] == i.RECOVERED
     assert told["action"]["rollback_id"] == "rb-0"
+
+
+@pytest.mark.parametrize(
+    ("cured", "done", "status"),
+    [
+        (True, ["set_unit_property web.service", "unit_restart web.service"], i.RECOVERED),
+        (
+            False,
+            ["set_unit_property web.service", "unit_restart web.service", "rollback web.service"],
+            i.ROLLED_BACK,
+        ),
+    ],
+)
+def test_an_edited_limit_is_given_back_and_taken_back_where_it_does_not_help(
+    tmp_path: Path, cured: bool, done: list[str], status: str
+) -> None:
+    seen: list[tuple[str, str]] = []
+
+    async def scene(house: House) -> None:
+        def look(tool: str) -> None:
+            (one,) = house.kit.audit.open()
+            seen.append((tool, one.status))
+
+        house.hands.before = look
+        house.world.fail(UNIT, cause="cut", cured=cured)
+        house.supervisor.report(house.failed(UNIT))
+        await house.settled()
+
+    house = play(tmp_path, scene)
+    assert house.world.done == done
+    (told,) = house.incidents()
+    assert (told["status"], told["causes"][0]["fault_class"]) == (status, "memory_limit")
+    assert (told["action"]["tool"], told["action"]["args"]) == ("set_unit_property", ["MemoryMax", "512M"])
+    assert "left to a person" in told["action"]["reason"]
+    assert seen[0] == ("set_unit_property", i.ACTING)  # the record comes first
 
 
 def test_the_record_is_on_disk_before_anything_is_written(tmp_path: Path) -> None:
@@ -367,6 +403,34 @@ def test_toold_is_told_what_a_file_has_to_hold_still(tmp_path: Path) -> None:
         (str(there), "a.conf.bak", seen),
         (str(gone), "b.conf.bak", "absent"),
     ]
+
+
+def test_announced_work_is_not_fought_by_any_life_of_ours(tmp_path: Path) -> None:
+    async def announced(house: House) -> None:
+        house.supervisor.announce(["web*"], 600, "deployment", 1000)
+        (told,) = house.supervisor.status()["planned"]
+        assert (told["unit"], told["reason"], told["uid"]) == ("web*", "deployment", 1000)
+        assert json.loads((tmp_path / "guards.json").read_text())["planned"]
+
+    world = play(tmp_path, announced).world
+
+    async def fails(house: House) -> None:
+        house.supervisor.resume()
+        world.fail(UNIT)
+        world.fail("db.service")
+        for unit in (UNIT, "db.service"):
+            house.supervisor.report(house.failed(unit))
+        await house.settled()
+        house.supervisor.announce(["web*"], 0, "", 0)
+        assert house.supervisor.status()["planned"] == []
+        world.fail(UNIT)
+        house.supervisor.report(house.failed(UNIT))
+        await house.settled()
+
+    house = play(tmp_path, fails, world=world)
+    assert outcomes(house) == [(UNIT, i.DISMISSED), ("db.service", i.RECOVERED), (UNIT, i.RECOVERED)]
+    first = house.incidents()[0]
+    assert first["action"]["reason"] == "user 1000 announced work on web*: deployment"
 
 
 def test_a_mark_tells_content_and_time(tmp_path: Path) -> None:

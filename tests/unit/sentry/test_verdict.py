@@ -110,10 +110,14 @@ def test_joining_only_raises_and_is_never_certain(weights: list[float]) -> None:
 
 
 @given(
-    CLASSES, st.sampled_from(["", "drop_in", "template", "usr", "file", "removed"]), st.booleans(), st.booleans()
+    CLASSES,
+    st.sampled_from(["", "drop_in", "template", "usr", "file", "removed"]),
+    st.booleans(),
+    st.booleans(),
+    st.sampled_from(["+x", "-MemoryMax=1G\n+MemoryMax=1M", "-MemoryHigh=x\n+MemoryHigh=1"]),
 )
 def test_every_remedy_is_one_that_toold_knows_and_that_can_be_undone(
-    fault_class: str, what: str, copied: bool, restarted: bool
+    fault_class: str, what: str, copied: bool, restarted: bool, diff: str
 ) -> None:
     path = {
         "drop_in": "/etc/systemd/system/web@a.service.d/50-x.conf",
@@ -124,7 +128,7 @@ def test_every_remedy_is_one_that_toold_knows_and_that_can_be_undone(
         "": "/etc/none",
     }[what]
     summary = f"{path} was removed" if what == "removed" else f"{path} changed"
-    change = Change("d1", path=path, time_us=1, diff="+x", summary=summary)
+    change = Change("d1", path=path, time_us=1, diff=diff, summary=summary)
     found = Evidence(
         "web@a.service",
         facts=Facts(active="failed", cache=copied, restarts=int(restarted)),
@@ -139,7 +143,7 @@ def test_every_remedy_is_one_that_toold_knows_and_that_can_be_undone(
         call = catalog.parse(catalog.find(step.tool), step.args, step.unit or None)
         assert call.tool.changes
         assert call.tool.mode == catalog.REMEDIATION or action.maintenance
-        if call.tool.writes and step.tool in ("revert_dropin", "restore_file", "clear_cache"):
+        if call.tool.writes and step.tool in ("revert_dropin", "restore_file", "clear_cache", "set_unit_property"):
             assert call.tool.undone != catalog.NOTHING
             assert action.writes
     assert action.undone

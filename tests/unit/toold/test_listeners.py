@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import select
 import socket
 import struct
 import subprocess
@@ -68,6 +69,7 @@ def opened() -> Iterator[dict[str, str]]:
         found[f"{shown}:{new(family, kind, address, *options)}"] = ""
     # One that waits to be accepted, and listens to nobody itself.
     made.append(socket.create_connection(made[0].getsockname()))
+    assert select.select([made[0]], [], [], PATIENCE)[0]
     command = ["ss", "--no-header", "--listening", "--numeric", "--tcp", "--udp"]
     said = lines(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
     found = {one: said[one] for one in found}

@@ -16,7 +16,7 @@ from syntrop.common.varlink.server import Connection, Identity, Server
 from syntrop.common.varlink.wire import Wire
 
 IDENTITY = Identity("Vendor", "product", "1.0", "https://example.org")
-PATIENCE = 20.0  # seconds that anything in these tests may take on a busy machine
+PATIENCE = 60.0  # seconds that anything in these tests may take on a busy machine
 
 
 def server_of(description: str, handler: object, **options: Any) -> Server:

@@ -68,7 +68,9 @@ class Engine:
         vectors: list[list[float]] = []
         tokens = 0
         for start in range(0, len(inputs), _EMBED_MAX):
-            given = {"model": request.model, name: inputs[start : start + _EMBED_MAX]}
+            given: dict[str, Any] = {"model": request.model, name: inputs[start : start + _EMBED_MAX]}
+            if request.routing.leased is not None:
+                given["leased_bytes"] = request.routing.leased
             try:
                 reply = await self._call(f"{RUNTIME}.Embed", given)
             except chat.Unhonoured as error:

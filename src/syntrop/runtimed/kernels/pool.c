@@ -157,9 +157,10 @@ static int grow(int threads)
 {
     if (threads > MAX_THREADS)
         threads = MAX_THREADS;
-    /* Signals are for the interpreter's own threads. */
+    /* Signals are for the interpreter's own threads, but for what a thread's own reads may raise (watch.c). */
     sigset_t all, old;
     sigfillset(&all);
+    sigdelset(&all, SIGBUS);
     pthread_sigmask(SIG_SETMASK, &all, &old);
     int result = 0;
     while (n_workers < threads - 1) {

@@ -241,6 +241,10 @@ class Pool:
         lib.sy_block_copy(self._handle, twin.number, block.number)
         return twin
 
+    def memory(self, block: Block) -> Any:
+        """The block's keys and values as a buffer: those of a block of the caller's own may be written."""
+        return ffi.buffer(lib.sy_block_memory(self._handle, block.number), self.block_bytes)
+
     def hold(self, block: Block) -> None:
         if not block.users:
             self.budget.wake(block)
