@@ -306,24 +306,24 @@ DF = """Mounted on     Type     1B-blocks        Used       Avail Use% Inodes IU
 """
 
 
-def looked_into(ask: Callable[..., Any], found: Evidence, tools: Tools) -> investigation.Investigation:
+def looked_into(
+    ask: Callable[..., Any], found: Evidence, tools: Tools, model: str = MODEL
+) -> investigation.Investigation:
+    """With nothing that tells why."""
+    thin = [Cause(signatures.UNKNOWN, 0.3, "nothing tells why", ["x1"])]
     result: investigation.Investigation = ask(
         lambda adviser: investigation.investigate(
-            found, ranked(found), model=adviser, tools=tools, clock=Slow(), key=b"k" * 32
-        )
+            found, thin, model=adviser, tools=tools, clock=Slow(), key=b"k" * 32
+        ),
+        model=model,
     )
     return result
 
 
 def test_an_open_incident_is_looked_into_and_always_ends(ask: Callable[..., Any]) -> None:
     found = Evidence(UNIT, failed_us=10**15, exit=e.Exit("exit-code", e.EXITED, 1), context_known=False)
-    thin = [Cause(signatures.UNKNOWN, 0.3, "nothing tells why", ["x1"])]
     tools = Tools(disk_usage=DF, journal_slice="2026-11-30T20:11:02.123456+0000 host web[12]: disk is full\n")
-    result: investigation.Investigation = ask(
-        lambda adviser: investigation.investigate(
-            found, thin, model=adviser, tools=tools, clock=Slow(), key=b"k" * 32
-        )
-    )
+    result = looked_into(ask, found, tools)
     assert result.outcome in (verdict.STAGE, verdict.REPORT)
     assert result.transcript[-1]["what"] == "end"
     assert 1 <= len(tools.ran) <= 5
@@ -344,11 +344,6 @@ def test_what_a_tool_shows_becomes_evidence(ask: Callable[..., Any]) -> None:
 
 def test_without_tools_and_without_a_model_it_ends_in_a_report(ask: Callable[..., Any]) -> None:
     found = failed("something odd happened")
-    thin = [Cause(signatures.UNKNOWN, 0.3, "nothing tells why", ["x1"])]
-
-    def look(adviser: advice.Adviser) -> Any:
-        return investigation.investigate(found, thin, model=adviser, tools=Tools(), clock=Slow(), key=b"k" * 32)
-
-    assert ask(look).outcome == verdict.REPORT
-    gone = ask(look, model="nosuch:model")
+    assert looked_into(ask, found, Tools()).outcome == verdict.REPORT
+    gone = looked_into(ask, found, Tools(), model="nosuch:model")
     assert (gone.outcome, gone.transcript[-1]["what"]) == (verdict.REPORT, "end")

@@ -31,7 +31,6 @@ _EXITED = "98e322203f7a4ed290d09fe03c09fe15"  # sd-messages.h: SD_MESSAGE_UNIT_P
 # How editors, package managers and people name what a file was before.
 _COPIES = ("~", ".bak", ".orig", ".old", ".save", ".backup", ".dpkg-old", ".rpmsave", ".pacsave")
 _COPIES_MAX = 16
-_FOLDER_MAX = 4096  # names of a folder that are looked at
 
 
 class Slice:

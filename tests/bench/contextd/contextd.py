@@ -37,6 +37,7 @@ COLD = 12  # starts of the daemon
 
 def helpers() -> Any:
     """The tests' own way to start a daemon on passed sockets."""
+    sys.path.insert(0, str(HERE.parents[2]))  # as the tests' own conftest.py does, for what theirs import
     spec = importlib.util.spec_from_file_location("daemons_conftest", DAEMONS)
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)

@@ -22,7 +22,7 @@ TESTS = Path(__file__).parents[2]
 sys.path[:0] = [str(TESTS.parent / "src"), str(TESTS), str(TESTS / "unit" / "sentry")]
 
 import captured  # noqa: E402
-import test_causes  # noqa: E402
+import judging  # noqa: E402
 
 import models  # noqa: E402
 from syntrop.common.gguf import parse  # noqa: E402
@@ -124,7 +124,7 @@ def failure(line: str, what: str) -> Evidence:
 
 def incidents(engine: Engine) -> None:
     known = [
-        (test_causes.CLASSES[name], captured.captured(release, name))
+        (judging.CLASSES[name], captured.captured(release, name))
         for release in captured.RELEASES
         for name in captured.names()
     ]
