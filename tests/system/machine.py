@@ -98,7 +98,7 @@ class Machine:
     ) -> None:
         self.poweroff()
 
-    def boot(self, timeout: float = 60.0) -> None:
+    def boot(self, timeout: float = 120.0) -> None:
         """Start the guest and wait until its default target is reached (PID 1 says READY=1, as to nspawn)."""
         deadline = time.monotonic() + timeout
         self._folder = tempfile.mkdtemp(prefix="syntrop-machine.")
@@ -184,7 +184,7 @@ class Machine:
         command: str | Sequence[str],
         *,
         check: bool = True,
-        timeout: float = 60.0,
+        timeout: float = 120.0,
         user: str | None = None,
         input: str | None = None,
     ) -> subprocess.CompletedProcess[str]:
@@ -247,7 +247,7 @@ class Machine:
         """One property of a unit, as `systemctl show` words it."""
         return self.run(["systemctl", "show", "--value", "-p", name, unit]).stdout.strip()
 
-    def wait_property(self, unit: str, name: str, value: str, timeout: float = 30.0) -> None:
+    def wait_property(self, unit: str, name: str, value: str, timeout: float = 60.0) -> None:
         """Wait until a unit's property has a value, looking again whenever the manager has had time to move."""
         deadline = time.monotonic() + timeout
         while (now := self.property(unit, name)) != value:

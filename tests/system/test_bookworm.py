@@ -59,7 +59,7 @@ def test_everybody_falls_asleep(bookworm: Machine) -> None:
     set_idle(bookworm, "*", 1.0)
     bookworm.run("systemctl restart " + " ".join(daemon.service for daemon in DAEMONS))
     for daemon in DAEMONS:
-        bookworm.wait_property(daemon.service, "ActiveState", "inactive", timeout=30.0)
+        bookworm.wait_property(daemon.service, "ActiveState", "inactive")
         assert bookworm.property(daemon.service, "Result") == "success"
 
 

@@ -40,7 +40,7 @@ def test_an_upgrade_under_running_daemons(machine: Machine) -> None:
     old = "/usr/lib/systemd/system/oldd.socket"  # as if the version before had had it
     machine.run(f"cd /usr/lib/syntrop && touch {old} && echo {old} >>installed-files")
     machine.run("cd /usr/lib/syntrop && sort -o installed-files installed-files")
-    machine.run(f"{INSTALL} install", timeout=300.0)
+    machine.run(f"{INSTALL} install", timeout=900.0)
     assert not machine.path(old).exists()
     for endpoint in ENDPOINTS:
         assert machine.property(endpoint.socket, "SubState") in ("listening", "running")
@@ -86,5 +86,5 @@ def test_uninstall_and_install_again(machine: Machine) -> None:
     assert left == ""
     assert machine.path("/var/lib/syntrop/modeld/kept").exists()
     machine.run("mv /root/prefix /usr/lib/syntrop")
-    machine.run(f"{INSTALL} install", timeout=300.0)
+    machine.run(f"{INSTALL} install", timeout=900.0)
     assert product(machine) == "modeld"

@@ -136,7 +136,8 @@ class Leases:
             self._allow_as_before()
 
     def give_back(self, size: int) -> None:
-        """It has ended. What is kept of its cache is ours to lease, or goes."""
+        """It has ended. What is kept of its cache is ours to lease, or goes; where it was broken off, when the
+        engine lets go of it (`Budget.rest`)."""
         self.lent -= size
         if self.lease is not None:
             self._allow_as_before()
@@ -146,7 +147,8 @@ class Leases:
     async def _take_over(self) -> None:
         refused = await self._grow(0, cache=True)
         if refused is not None:
-            self.budget.compact(self.size + self.lent)
+            self._stay(refused)
+            self.budget.compact(self.budget.leased)
 
     # --- caches ---------------------------------------------------------------------------------------------
 
@@ -159,11 +161,15 @@ class Leases:
         try:
             refused = await self._in_time(self._grow(budget.need - self.lent, cache=True))
             if refused is not None:
-                journal.notice(f"Caches stay within the {self.size} bytes that are leased: {refused}")
-                self._allow(min(self.size + self.lent, budget.ceiling))
-                self._try_again_later()
+                self._stay(refused)
         finally:
             budget.answered()
+
+    def _stay(self, refused: Refused) -> None:
+        """Have no more in caches than is leased, for the time being."""
+        journal.notice(f"Caches stay within the {self.size} bytes that are leased: {refused}")
+        self._allow(min(self.size + self.lent, self.budget.ceiling))
+        self._try_again_later()
 
     # --- giving back ----------------------------------------------------------------------------------------
 

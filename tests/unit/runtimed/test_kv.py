@@ -356,6 +356,19 @@ def test_the_least_recently_used_leaves_first(model: LlamaModel) -> None:
     fresh.close()
 
 
+def test_nothing_is_kept_beyond_a_limit_that_fell_while_it_was_held(model: LlamaModel) -> None:
+    budget, size = model.kv.budget, model.kv.block_bytes
+    sequence = model.sequence(100)
+    write(sequence, text(65))
+    budget.allow(2 * size, 2 * size)
+    assert budget.used == 5 * size, "who has it keeps it"
+    sequence.close()
+    assert budget.used == budget.idle == 2 * size
+    again = model.sequence(100)
+    assert again.adopt(text(65)) == 32, "the beginning is what is of most use"
+    again.close()
+
+
 def test_what_is_over_the_budget_is_refused_with_numbers(model: LlamaModel) -> None:
     budget, size = model.kv.budget, model.kv.block_bytes
     budget.limit = 3 * size

@@ -107,8 +107,7 @@ class Budget:
         """Give up blocks that no sequence holds, until no more than `size` bytes are used; their bytes."""
         with self.lock:
             before = self.used
-            while self._idle and self.used > size:
-                self._evict()
+            self._fit(size)
             return before - self.used
 
     def allow(self, leased: int, limit: int) -> None:
@@ -154,14 +153,20 @@ class Budget:
         self.used += size
 
     def rest(self, block: Block) -> None:
-        """Nobody holds a block of an index any more."""
+        """Nobody holds a block of an index any more. It may be kept where there is room for it: the limit may have
+        fallen while it was held."""
         self._idle[block] = None
         self.idle += block.pool.block_bytes
         self._trim(self.idle_max)
+        self._fit(self.limit)
 
     def wake(self, block: Block) -> None:
         del self._idle[block]
         self.idle -= block.pool.block_bytes
+
+    def _fit(self, size: int) -> None:
+        while self._idle and self.used > size:
+            self._evict()
 
     def _trim(self, most: int) -> None:
         while self.idle > most:
