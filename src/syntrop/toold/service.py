@@ -100,6 +100,10 @@ class Tool1:
         if not 0 <= limit <= 1000:
             raise VarlinkError(_INTERFACE + "InvalidParameter", parameter="limit", reason="not from 0 to 1000")
         since = time.time_ns() // 1000 - since_seconds * 1_000_000
+        if self._state is not None:
+            # A change that is under way is not on record yet, though its files may be seen to have changed.
+            async with self._state.changes:
+                pass
         try:
             records = await loop.thread(
                 lambda: undo.listing(self._root(), since_us=since, limit=limit) if _kept(self._root()) else []
