@@ -35,6 +35,7 @@ TESTS = {
     "test_kernels.py": "",
     "test_llama.py": "level or batch or chunks or threads",
     "test_encoder.py": "every_type",
+    "test_encoder_oracle.py": "(amx and every_type and modernbert) or (scalar and vectors)",
     "test_batch_invariance.py": "(amx and every) or (scalar and Q4_1)",
     "test_arch_oracle.py": "(amx or scalar) and llama_tied",
     "test_lora.py": "adapted or mixes or ranks",

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from syntrop.runtimed.model.lora import Adapter
 
     class Model(Protocol):
-        """What embeds; `model.bert.EncoderModel` is one. Lengths are in tokens."""
+        """What embeds; `model.encoder.EncoderModel` is one. Lengths are in tokens."""
 
         batch_tokens: int
         pooling: str

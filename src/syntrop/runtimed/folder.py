@@ -41,6 +41,11 @@ _TEXTS = (
 )
 _POOLING = re.compile(r"[^/]*Pooling/config\.json")
 _POOLINGS = {"pooling_mode_mean_tokens": 1, "pooling_mode_cls_token": 2, "pooling_mode_lasttoken": 3}
+_MODES = {
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_lasttoken": "lasttoken",
+}
 _MODULES = ("Transformer", "Pooling", "Normalize")
 
 
@@ -112,6 +117,8 @@ def pooling(files: Mapping[str, File]) -> int:
         return 1
     config = document(files, path)
     modes = [key for key, value in config.items() if key.startswith("pooling_mode_") and value is True]
+    if isinstance(mode := config.get("pooling_mode"), str):  # as newer files have it
+        modes = [next((key for key, value in _MODES.items() if value == mode), mode)]
     if len(modes) != 1 or modes[0] not in _POOLINGS:
         raise UnsupportedModel(path, f"pooling by {', '.join(modes) or 'nothing'}; one of mean, cls and last is")
     return _POOLINGS[modes[0]]

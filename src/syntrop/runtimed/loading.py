@@ -16,6 +16,7 @@ from syntrop.common import gguf
 from syntrop.runtimed import tokenizer as tokenizers
 from syntrop.runtimed import vocabulary
 from syntrop.runtimed.chat_template import ChatTemplate, TemplateError
+from syntrop.runtimed.model import encoders
 from syntrop.runtimed.model.errors import ModelError, NoMemory
 from syntrop.runtimed.watching import Watch
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Mapping
     from typing import Any
 
-    from syntrop.runtimed.model.bert import EncoderModel
+    from syntrop.runtimed.model.encoder import EncoderModel
     from syntrop.runtimed.model.llama import LlamaModel
     from syntrop.runtimed.model.lora import Adapter
     from syntrop.runtimed.tokenizer import Tokenizer
@@ -251,8 +252,8 @@ def _finish(
     context = min(how.context_max, trained) if how.context_max and isinstance(trained, int) else None
     model: LlamaModel | EncoderModel
     try:
-        if architecture == "bert":
-            from syntrop.runtimed.model.bert import EncoderModel
+        if architecture in encoders.NAMES:
+            from syntrop.runtimed.model.encoder import EncoderModel
 
             model = EncoderModel.load(header, buffer, threads=how.threads, level=how.level, context=context)
         else:

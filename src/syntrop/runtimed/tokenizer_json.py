@@ -196,12 +196,14 @@ class _Reader:
 
         from syntrop.runtimed.tokenizer_unigram import UnigramTokenizer
 
-        blanks = "words" if any(one["type"] == "WhitespaceSplit" for one in self.splits) else "runs"
+        blanks = "words" if any(one["type"] == "WhitespaceSplit" for one in self.splits) else "each"
         for one in self.normalizers:
             if one["type"] == "Precompiled":
                 self.metadata["tokenizer.ggml.precompiled_charsmap"] = b64decode(one["precompiled_charsmap"] or "")
             elif one["type"] == "Replace" and one.get("pattern", {}).get("Regex") == " {2,}":
-                continue
+                if one.get("content") != " ":
+                    raise _unsupported("normalizer's content", one.get("content"))
+                blanks = "runs" if blanks == "each" else blanks
             else:
                 raise _unsupported("normalizer", one)
         kinds = [one["type"] for one in self.splits]

@@ -122,7 +122,8 @@ class UnigramTokenizer(Tokenizer):
         self, metadata: dict[str, object], *, byte_fallback: bool = False, blanks: str = "sentencepiece"
     ) -> None:
         """`blanks` says what becomes of them: "sentencepiece" as its own flags have it, "words" to cut at every
-        kind of white space, "runs" to keep one of each run of blanks. Raises TokenizerError."""
+        kind of white space, "runs" to keep one of each run of blanks, "each" to keep them. Raises
+        TokenizerError."""
         super().__init__(metadata)
         self._blanks = blanks
         scores = array("f", floats(metadata, "tokenizer.ggml.scores", len(self)))
@@ -157,8 +158,8 @@ class UnigramTokenizer(Tokenizer):
             text = self._map.apply(text)
         if self._blanks == "words":
             text = "".join(word if word.startswith(SPACE) else SPACE + word for word in words_of(text))
-        elif self._blanks == "runs":
-            text = re.sub(" {2,}", " ", text).replace(" ", SPACE)
+        elif self._blanks in ("runs", "each"):
+            text = (re.sub(" {2,}", " ", text) if self._blanks == "runs" else text).replace(" ", SPACE)
             if self._space_prefix and not text.startswith(SPACE):
                 text = SPACE + text
         elif self._merge_spaces:

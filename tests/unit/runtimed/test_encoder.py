@@ -17,7 +17,7 @@ import pytest
 
 from syntrop.common.gguf import parse
 from syntrop.runtimed import folder
-from syntrop.runtimed.model.bert import EncoderModel, ffi, lib
+from syntrop.runtimed.model.encoder import EncoderModel, ffi, lib
 from syntrop.runtimed.model.errors import BadRequest, BrokenModel, ModelError, UnsupportedModel
 from syntrop.runtimed.model.llama import LEVELS, levels
 from syntrop.runtimed.quant import dequantize
@@ -243,7 +243,7 @@ def tampered() -> Iterator[tuple[str, Any, type[ModelError]]]:
     yield epsilon, metadata(epsilon, float("nan")), BrokenModel
     yield "bert.pooling_type", metadata("bert.pooling_type", 4), UnsupportedModel
     yield "bert.attention.causal", metadata("bert.attention.causal", 1), UnsupportedModel
-    yield "general.architecture", metadata("general.architecture", "nomic-bert"), UnsupportedModel
+    yield "general.architecture", metadata("general.architecture", "nomic-bert-moe"), UnsupportedModel
     for name in ("token_embd.weight", "position_embd.weight", "blk.1.ffn_up.bias", "blk.0.attn_q.weight"):
         yield name, tensor(name, None), BrokenModel
     query, square = "blk.0.attn_q.weight", bytes(64 * 64 * 4)

@@ -20,18 +20,23 @@ from syntrop.runtimed.tokenizer_json import template_of
 from syntrop.runtimed.tokenizer_unigram import CharacterMap
 from syntrop.runtimed.tokenizer_wordpiece import HashedWordPieceTokenizer, words_of
 
-DATA = json.loads((Path(__file__).parents[2] / "data" / "tokenizers.json").read_text())
+FOLDER = Path(__file__).parents[2] / "data"
+DATA = json.loads((FOLDER / "tokenizers.json").read_text())
 KINDS: dict[str, Any] = DATA["tokenizers"]
+ENCODERS = json.loads((FOLDER / "encoders" / "tokenizers.json").read_text())  # its make_tokenizers.py made them
 
 
 def read(document: Any, config: Any = None) -> Tokenizer:
     return load_json(json.dumps(document).encode(), None if config is None else json.dumps(config).encode())
 
 
-@pytest.mark.parametrize("name", KINDS)
-def test_tokens_of_the_package_that_made_them(name: str) -> None:
-    tokenizer = read(KINDS[name]["json"])
-    for text, (framed, plain) in zip(DATA["texts"], KINDS[name]["cases"], strict=True):
+@pytest.mark.parametrize(
+    ("data", "name"), [(data, name) for data in (DATA, ENCODERS) for name in data["tokenizers"]]
+)
+def test_tokens_of_the_package_that_made_them(data: Any, name: str) -> None:
+    kind = data["tokenizers"][name]
+    tokenizer = read(kind["json"])
+    for text, (framed, plain) in zip(data["texts"], kind["cases"], strict=True):
         assert tokenizer.encode(text) == framed, repr(text)
         assert tokenizer.encode(text, add_special=False) == plain, repr(text)
 

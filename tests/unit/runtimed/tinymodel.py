@@ -69,6 +69,8 @@ def _value(value: Any) -> bytes:
         return struct.pack("<IIQ", 9, 4, len(value)) + struct.pack(f"<{len(value)}I", *value)
     if isinstance(value, float):
         return struct.pack("<If", 6, value)
+    if isinstance(value, bool):
+        return struct.pack("<I?", 7, value)
     return struct.pack("<II", 4, value)
 
 

@@ -321,7 +321,7 @@ INLINE void attend_typed(const sy_attend *a, const int type)
     float scales[type == SY_KV_Q8 ? CHUNK / SY_BLOCK * MAX_HEAD : 1] __attribute__((aligned(64)));
     float top[ATTEND_ROWS], total[ATTEND_ROWS];
     int32_t rows = a->tokens * a->heads, padded = (rows + QK_ROWS / 2 - 1) / (QK_ROWS / 2) * (QK_ROWS / 2);
-    int32_t length = a->first + a->tokens;
+    int32_t length = a->end && a->end < a->first + a->tokens ? a->end : a->first + a->tokens;
     int32_t behind = a->window && a->first >= a->window ? a->first - a->window + 1 : 0; /* nobody sees these */
     /* Where chunks begin does not depend on the window: sums are the same whoever shares the tile. */
     int32_t begin = behind / CHUNK * CHUNK;
@@ -362,9 +362,11 @@ INLINE void attend_typed(const sy_attend *a, const int type)
             float *row = s + r * CHUNK;
             /* A token sees itself and what stands before it. The rest of the last block is not initialised. */
             int32_t seen = r < rows ? a->first + r / a->heads + 1 - start : count;
+            int32_t unseen = a->window && r < rows ? seen - a->window : 0;
+            if (seen > count)
+                seen = count;
             for (int32_t t = seen < 0 ? 0 : seen; t < blocks * SY_BLOCK; t++)
                 row[t] = -__builtin_inff();
-            int32_t unseen = a->window && r < rows ? seen - a->window : 0;
             if (unseen < skip * SY_BLOCK)
                 unseen = skip * SY_BLOCK;
             for (int32_t t = 0; t < unseen && t < blocks * SY_BLOCK; t++)

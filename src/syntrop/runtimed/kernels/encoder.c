@@ -6,7 +6,8 @@
  * tokens of one head, all at the last position of their text, from where every token is seen. So queries are laid out
  * head by head, and keys and values in blocks of their own.
  *
- * x is the residual stream and, between a norm and the next sum, also the input of the next product.
+ * x is the residual stream. Where norms stand behind the sums it is also, between a norm and the next sum, the input of
+ * the next product; where they stand before the products, those have an input of their own.
  */
 #define _GNU_SOURCE
 #include <math.h>
@@ -17,14 +18,16 @@
 #include "encoder.cdef"
 #include "engine.h"
 
-#define MATRICES 6
-#define VECTORS 10
+#define MATRICES 7
+#define VECTORS 11
 #define STAGES 11 /* of a layer, at most */
 #define RUN 128   /* tokens of one piece of a product: the panel stays in L1, their activations in L2 */
 
 typedef struct {
     sy_matrix matrix[MATRICES];
     float *vector[VECTORS];
+    int32_t span, rope;
+    int bare;
 } layer;
 
 typedef struct {
@@ -42,11 +45,15 @@ struct sy_encoder {
     size_t weight_bytes, weight_used, work_bytes;
     layer *layers;
     sy_matrix words, positions, types;
-    float *embed_norm, *embed_norm_bias;
+    float *embed_norm, *embed_norm_bias, *output_norm, *output_norm_bias;
+    double *frequencies; /* [rope][pair] */
+    float magnitude[2];
+    int ropes_set;
 
     int32_t head_dim, head_pad;
     size_t x_stride, h_stride, head_bytes; /* of one head's keys and values in a block */
     float *x, *q, *k, *v, *type_row;
+    float *cos_sin; /* [token][rope][pair][2] */
     float *by_head, *by_head_out; /* [head][token][head_dim] */
     sy_acts input, attended, hidden;
     uint8_t *cache, **blocks;
@@ -93,8 +100,22 @@ static void carve_acts(sy_acts *a, uint8_t *base, size_t *at, int32_t cols, size
         a->f = carve(base, at, groups * GROUP * a->f_stride * 4);
 }
 
+static int32_t most_texts(const sy_encoder *e)
+{
+    return e->c.max_tokens < SY_ENC_TEXTS ? e->c.max_tokens : SY_ENC_TEXTS;
+}
+
 /* Most blocks of a batch: each text may leave one unfilled, and has a token at least. */
-static size_t most_blocks(const sy_encoder *e) { return (size_t)e->c.max_tokens; }
+static size_t most_blocks(const sy_encoder *e)
+{
+    return ((size_t)e->c.max_tokens + (SY_BLOCK - 1) * (size_t)most_texts(e)) / SY_BLOCK;
+}
+
+/* Rows of a matrix of a layer, so the length of its bias; and of other vectors. */
+static int32_t length_of(const sy_encoder_config *c, int slot)
+{
+    return slot == SY_ENC_UP || slot == SY_ENC_GATE ? c->n_ff : c->n_embd;
+}
 
 static size_t carve_all(sy_encoder *e, uint8_t *base)
 {
@@ -109,8 +130,10 @@ static size_t carve_all(sy_encoder *e, uint8_t *base)
     e->by_head = carve(base, &at, n * embd * 4);
     e->by_head_out = carve(base, &at, n * embd * 4);
     e->type_row = carve(base, &at, e->x_stride * 4);
-    carve_acts(&e->input, base, &at, c->n_embd, n, 0);
-    e->input.f = e->x;
+    e->cos_sin = carve(base, &at, n * (size_t)c->n_ropes * (size_t)e->head_dim * 4);
+    carve_acts(&e->input, base, &at, c->n_embd, n, c->pre_norm);
+    if (!c->pre_norm)
+        e->input.f = e->x;
     carve_acts(&e->attended, base, &at, c->n_embd, n, 1);
     carve_acts(&e->hidden, base, &at, c->n_ff, n, 1);
     e->cache = carve(base, &at, most_blocks(e) * (size_t)c->n_head * e->head_bytes);
@@ -121,10 +144,13 @@ static size_t carve_all(sy_encoder *e, uint8_t *base)
     e->tiles = carve(base, &at, n * sizeof *e->tiles);
     e->embed_norm = carve(base, &at, embd * 4);
     e->embed_norm_bias = carve(base, &at, embd * 4);
+    e->output_norm = carve(base, &at, embd * 4);
+    e->output_norm_bias = carve(base, &at, embd * 4);
+    e->frequencies = carve(base, &at, (size_t)c->n_ropes * (size_t)(e->head_dim / 2) * sizeof(double));
     e->layers = carve(base, &at, (size_t)c->n_layer * sizeof *e->layers);
     for (int32_t i = 0; i < c->n_layer; i++)
         for (int slot = 0; slot < VECTORS; slot++) {
-            float *place = carve(base, &at, round_up((size_t)(slot == SY_ENC_UP ? c->n_ff : c->n_embd), PANEL) * 4);
+            float *place = carve(base, &at, round_up((size_t)length_of(c, slot), PANEL) * 4);
             if (base)
                 e->layers[i].vector[slot] = place;
         }
@@ -142,7 +168,10 @@ sy_encoder *sy_encoder_new(const sy_encoder_config *c, int level, int threads, s
     const sy_ops *ops = sy_ops_of(level);
     if (!ops || threads < 1 || c->n_layer < 1 || c->n_layer > (SY_MAX_STAGES - 8) / STAGES || c->n_embd < 1 ||
         c->n_ff < 1 || c->n_vocab < 1 || c->n_head < 1 || c->n_embd % c->n_head || c->n_embd / c->n_head > MAX_HEAD ||
-        c->n_positions < 1 || c->n_types < 0 || c->max_tokens < c->n_positions)
+        c->n_positions < 0 || c->n_types < 0 || c->n_ropes < 0 || c->n_ropes > 2 ||
+        (c->n_ropes && c->n_embd / c->n_head % 2) || c->context < 1 ||
+        (c->n_positions && c->context > c->n_positions) || c->max_tokens < c->context ||
+        c->activation < SY_ENC_GELU || c->activation > SY_ENC_SILU)
         return NULL;
     sy_encoder *e = calloc(1, sizeof *e);
     if (!e)
@@ -172,9 +201,10 @@ sy_encoder *sy_encoder_new(const sy_encoder_config *c, int level, int threads, s
         e->blocks[i] = e->cache + i * (size_t)c->n_head * e->head_bytes;
     }
     fill(e->embed_norm, c->n_embd, 1);
+    fill(e->output_norm, c->n_embd, 1);
     for (int32_t i = 0; i < c->n_layer; i++) {
         fill(e->layers[i].vector[SY_ENC_ATTN_NORM], c->n_embd, 1);
-        fill(e->layers[i].vector[SY_ENC_OUTPUT_NORM], c->n_embd, 1);
+        fill(e->layers[i].vector[SY_ENC_FFN_NORM], c->n_embd, 1);
     }
     return e;
 }
@@ -230,9 +260,9 @@ int sy_encoder_matrix(sy_encoder *e, int32_t index, int slot, int type, int32_t 
     const sy_encoder_config *c = &e->c;
     sy_matrix *m = NULL;
     int32_t want_rows = c->n_embd, want_cols = c->n_embd;
-    if (slot >= 0 && slot < MATRICES && index >= 0 && index < c->n_layer) {
+    if (slot >= 0 && slot < MATRICES && index >= 0 && index < c->n_layer && (slot != SY_ENC_GATE || c->gated)) {
         m = &e->layers[index].matrix[slot];
-        want_rows = slot == SY_ENC_UP ? c->n_ff : c->n_embd;
+        want_rows = length_of(c, slot);
         want_cols = slot == SY_ENC_DOWN ? c->n_ff : c->n_embd;
     } else if (slot == SY_ENC_WORDS) {
         m = &e->words;
@@ -269,7 +299,11 @@ int sy_encoder_vector(sy_encoder *e, int32_t index, int slot, int type, int32_t 
         to = e->embed_norm;
     else if (slot == SY_ENC_EMBED_NORM_BIAS)
         to = e->embed_norm_bias;
-    if (!to || n != (slot == SY_ENC_UP ? e->c.n_ff : e->c.n_embd) ||
+    else if (slot == SY_ENC_OUTPUT_NORM)
+        to = e->output_norm;
+    else if (slot == SY_ENC_OUTPUT_NORM_BIAS)
+        to = e->output_norm_bias;
+    if (!to || n != length_of(&e->c, slot) ||
         (type != SY_F32 && type != SY_F16 && type != SY_BF16))
         return SY_ERR_ARGUMENT;
     for (int32_t i = 0; i < n; i++) {
@@ -281,6 +315,26 @@ int sy_encoder_vector(sy_encoder *e, int32_t index, int slot, int type, int32_t 
             to[i] = type == SY_F16 ? sy_half_to_float(half) : sy_bf16_to_float(half);
         }
     }
+    return 0;
+}
+
+int sy_encoder_layer(sy_encoder *e, int32_t index, int32_t span, int32_t rope, int bare)
+{
+    if (index < 0 || index >= e->c.n_layer || span < 0 || rope < 0 || (rope && rope >= e->c.n_ropes))
+        return SY_ERR_ARGUMENT;
+    e->layers[index].span = span;
+    e->layers[index].rope = rope;
+    e->layers[index].bare = bare;
+    return 0;
+}
+
+int sy_encoder_rope(sy_encoder *e, int32_t rope, int32_t n, const double *frequencies, float magnitude)
+{
+    if (rope < 0 || rope >= e->c.n_ropes || n != e->head_dim / 2)
+        return SY_ERR_ARGUMENT;
+    memcpy(e->frequencies + (size_t)rope * (size_t)n, frequencies, (size_t)n * sizeof(double));
+    e->magnitude[rope] = magnitude;
+    e->ropes_set |= 1 << rope;
     return 0;
 }
 
@@ -314,7 +368,7 @@ static float total(const float *lanes)
     return sum;
 }
 
-/* x = (x - mean) / deviation × weight + bias */
+/* x = (x - mean) / deviation × weight + bias. In place: two pointers that are the same keep it from vectors. */
 static void layer_norm(float *x, int32_t n, float eps, const float *weight, const float *bias)
 {
     float sums[LANES] = {0}, squares[LANES] = {0};
@@ -335,38 +389,79 @@ static void layer_norm(float *x, int32_t n, float eps, const float *weight, cons
         x[i] = (x[i] - mean) * scale * weight[i] + bias[i];
 }
 
-static int normalize(sy_walk *w, const batch *b, const float *weight, const float *bias, int embed)
+static float *angles(const sy_encoder *e, int32_t token, int32_t rope)
+{
+    return e->cos_sin + ((size_t)token * (size_t)e->c.n_ropes + (size_t)rope) * (size_t)e->head_dim;
+}
+
+/* The sum of what a token, its place and its type stand for, normed; and by which angles its place will be rotated. */
+static int embed(sy_walk *w, const batch *b)
+{
+    sy_encoder *e = b->e;
+    int32_t first, last, n_embd = e->c.n_embd, pairs = e->head_dim / 2;
+    while (sy_claim(w, b->n, 4, &first, &last))
+        for (int32_t t = first; t < last; t++) {
+            float *x = e->x + (size_t)t * e->x_stride;
+            int32_t at = t - b->starts[e->text[t]];
+            sy_unpack_row(&e->words, b->tokens[t], x);
+            if (e->c.n_positions) {
+                float *position = e->q + (size_t)t * e->x_stride; /* not in use yet */
+                sy_unpack_row(&e->positions, at, position);
+                for (int32_t i = 0; i < n_embd; i++)
+                    x[i] += position[i] + e->type_row[i];
+            } else {
+                for (int32_t i = 0; i < n_embd; i++)
+                    x[i] += e->type_row[i];
+            }
+            layer_norm(x, n_embd, e->c.eps, e->embed_norm, e->embed_norm_bias);
+            if (e->coded && !e->c.pre_norm)
+                e->ops->quantize(x, n_embd, &e->input, t, 0);
+            for (int32_t rope = 0; rope < e->c.n_ropes; rope++) {
+                float *cos_sin = angles(e, t, rope);
+                for (int32_t i = 0; i < pairs; i++) {
+                    double angle = at * e->frequencies[rope * pairs + i];
+                    cos_sin[2 * i] = (float)cos(angle) * e->magnitude[rope];
+                    cos_sin[2 * i + 1] = (float)sin(angle) * e->magnitude[rope];
+                }
+            }
+        }
+    return sy_stage_end(w, b->n);
+}
+
+/* x, normed, or as it is where there is no weight, to where products or poolings read it. */
+static int normalize(sy_walk *w, const batch *b, const float *weight, const float *bias, float *to)
 {
     sy_encoder *e = b->e;
     int32_t first, last, n_embd = e->c.n_embd;
     while (sy_claim(w, b->n, 4, &first, &last))
         for (int32_t t = first; t < last; t++) {
-            float *x = e->x + (size_t)t * e->x_stride;
-            if (embed) {
-                float *position = e->q + (size_t)t * e->x_stride; /* not in use yet */
-                sy_unpack_row(&e->words, b->tokens[t], x);
-                sy_unpack_row(&e->positions, t - b->starts[e->text[t]], position);
-                for (int32_t i = 0; i < n_embd; i++)
-                    x[i] += position[i] + e->type_row[i];
-            }
-            layer_norm(x, n_embd, e->c.eps, weight, bias);
-            if (e->coded)
-                e->ops->quantize(x, n_embd, &e->input, t, 0);
+            float *x = e->x + (size_t)t * e->x_stride, *out = to + (size_t)t * e->x_stride;
+            if (out != x)
+                memcpy(out, x, (size_t)n_embd * 4);
+            if (weight)
+                layer_norm(out, n_embd, e->c.eps, weight, bias);
+            if (e->coded && to == e->input.f)
+                e->ops->quantize(out, n_embd, &e->input, t, 0);
         }
     return sy_stage_end(w, b->n);
 }
 
-/* Columns [panel × 16, …) of out, for one run of tokens: (out or 0) + bias + matrix · a. */
+/* Columns [panel × 16, …) of a product for the tokens of one run, from out on: (out or 0) + bias + matrix · a. */
 static void product(const batch *b, const sy_matrix *m, int32_t panel, int32_t run, const float *bias, const sy_acts *a,
                     float *out, size_t stride, int add)
 {
     int32_t t0 = run * RUN, t1 = b->n - t0 < RUN ? b->n : t0 + RUN;
-    out += (size_t)t0 * stride + (size_t)panel * PANEL;
     bias += panel * PANEL;
     for (int32_t t = 0; t < t1 - t0; t++)
         for (int i = 0; i < PANEL; i++)
             out[(size_t)t * stride + (size_t)i] = (add ? out[(size_t)t * stride + (size_t)i] : 0) + bias[i];
     b->e->ops->matmul(m, panel, a, t0, t1, out, stride, 1);
+}
+
+/* Where such columns begin in a row-by-row matrix. */
+static float *columns(float *rows, size_t stride, int32_t panel, int32_t run)
+{
+    return rows + (size_t)run * RUN * stride + (size_t)panel * PANEL;
 }
 
 static int32_t runs(const batch *b) { return (b->n + RUN - 1) / RUN; }
@@ -377,8 +472,9 @@ static int project(sy_walk *w, const batch *b, const layer *l)
     float *const outs[3] = {e->q, e->k, e->v};
     int32_t panels = l->matrix[SY_ENC_Q].panels, units = 3 * panels * runs(b), first, last;
     while (sy_claim(w, units, 1, &first, &last)) {
-        int32_t run = first / (3 * panels), which = first / panels % 3;
-        product(b, &l->matrix[which], first % panels, run, l->vector[which], &e->input, outs[which], e->x_stride, 0);
+        int32_t run = first / (3 * panels), which = first / panels % 3, panel = first % panels;
+        product(b, &l->matrix[which], panel, run, l->vector[which], &e->input,
+                columns(outs[which], e->x_stride, panel, run), e->x_stride, 0);
     }
     return sy_stage_end(w, units);
 }
@@ -386,13 +482,16 @@ static int project(sy_walk *w, const batch *b, const layer *l)
 static int add_product(sy_walk *w, const batch *b, const layer *l, int slot, const sy_acts *a)
 {
     int32_t panels = l->matrix[slot].panels, units = panels * runs(b), first, last;
-    while (sy_claim(w, units, 1, &first, &last))
-        product(b, &l->matrix[slot], first % panels, first / panels, l->vector[slot], a, b->e->x, b->e->x_stride, 1);
+    size_t stride = b->e->x_stride;
+    while (sy_claim(w, units, 1, &first, &last)) {
+        int32_t panel = first % panels, run = first / panels;
+        product(b, &l->matrix[slot], panel, run, l->vector[slot], a, columns(b->e->x, stride, panel, run), stride, 1);
+    }
     return sy_stage_end(w, units);
 }
 
-/* Queries head by head, keys and values into their blocks. */
-static int regroup(sy_walk *w, const batch *b)
+/* Queries head by head, keys and values into their blocks; both rotated. */
+static int regroup(sy_walk *w, const batch *b, const layer *l)
 {
     sy_encoder *e = b->e;
     int32_t dim = e->head_dim, first, last;
@@ -403,28 +502,33 @@ static int regroup(sy_walk *w, const batch *b)
             uint8_t *block = e->blocks[e->first_block[e->text[t]] + at / SY_BLOCK];
             for (int32_t h = 0; h < e->c.n_head; h++) {
                 uint8_t *keys = block + (size_t)h * e->head_bytes;
-                memcpy(e->by_head + ((size_t)h * (size_t)b->n + (size_t)t) * (size_t)dim, e->q + from + h * dim,
-                       (size_t)dim * 4);
-                e->ops->store_kv(keys, keys + e->head_bytes / 2, at % SY_BLOCK, e->k + from + h * dim,
-                                 e->v + from + h * dim, dim, e->head_pad, SY_KV_F32);
+                float *q = e->by_head + ((size_t)h * (size_t)b->n + (size_t)t) * (size_t)dim, *k = e->k + from + h * dim;
+                memcpy(q, e->q + from + h * dim, (size_t)dim * 4);
+                if (e->c.n_ropes) {
+                    e->ops->rotate_halves(q, angles(e, t, l->rope), dim / 2);
+                    e->ops->rotate_halves(k, angles(e, t, l->rope), dim / 2);
+                }
+                e->ops->store_kv(keys, keys + e->head_bytes / 2, at % SY_BLOCK, k, e->v + from + h * dim, dim,
+                                 e->head_pad, SY_KV_F32);
             }
         }
     return sy_stage_end(w, b->n);
 }
 
-static int attend(sy_walk *w, const batch *b)
+static int attend(sy_walk *w, const batch *b, const layer *l)
 {
     sy_encoder *e = b->e;
     int32_t units = b->n_tiles * e->c.n_head, first, last;
     while (sy_claim(w, units, 1, &first, &last)) {
         const tile *tl = &e->tiles[first / e->c.n_head];
-        int32_t h = first % e->c.n_head, end = b->starts[tl->text + 1];
+        int32_t h = first % e->c.n_head, start = b->starts[tl->text], end = b->starts[tl->text + 1];
+        int32_t rows = end - tl->start < ATTEND_ROWS ? end - tl->start : ATTEND_ROWS;
         size_t place = ((size_t)h * (size_t)b->n + (size_t)tl->start) * (size_t)e->head_dim;
         sy_attend a = {
             .q = e->by_head + place,
             .tokens = 1,
-            .first = end - b->starts[tl->text] - 1,
-            .heads = end - tl->start < ATTEND_ROWS ? end - tl->start : ATTEND_ROWS,
+            .first = end - start - 1,
+            .heads = rows,
             .head_dim = e->head_dim,
             .head_pad = e->head_pad,
             .kv_type = SY_KV_F32,
@@ -435,6 +539,15 @@ static int attend(sy_walk *w, const batch *b)
             .scale = 1.0f / sqrtf((float)e->head_dim),
             .out = e->by_head_out + place,
         };
+        if (l->span) {
+            /* What a token sees ends `span` behind it: so its row stands there, and looks back. */
+            a.tokens = rows;
+            a.heads = 1;
+            a.q_stride = a.out_stride = (size_t)e->head_dim;
+            a.first = tl->start - start + l->span;
+            a.window = 2 * l->span + 1;
+            a.end = end - start;
+        }
         e->ops->attend(&a);
     }
     return sy_stage_end(w, units);
@@ -459,12 +572,27 @@ static int gather(sy_walk *w, const batch *b)
 static int widen(sy_walk *w, const batch *b, const layer *l)
 {
     sy_encoder *e = b->e;
-    int32_t panels = l->matrix[SY_ENC_UP].panels, units = panels * runs(b), first, last;
+    int slot = e->c.gated ? SY_ENC_GATE : SY_ENC_UP; /* what goes through the activation */
+    int32_t panels = l->matrix[slot].panels, units = panels * runs(b), first, last;
+    float up[RUN * PANEL] __attribute__((aligned(64)));
+    if (!e->c.gated)
+        fill(up, RUN * PANEL, 1);
     while (sy_claim(w, units, 1, &first, &last)) {
-        int32_t panel = first % panels, run = first / panels, end = b->n < (run + 1) * RUN ? b->n : (run + 1) * RUN;
-        product(b, &l->matrix[SY_ENC_UP], panel, run, l->vector[SY_ENC_UP], &e->input, e->hidden.f, e->h_stride, 0);
-        for (int32_t t = run * RUN; t < end; t++)
-            gelu(e->ops, e->hidden.f + (size_t)t * e->h_stride + (size_t)panel * PANEL);
+        int32_t panel = first % panels, run = first / panels, tokens = b->n - run * RUN < RUN ? b->n - run * RUN : RUN;
+        float *x = columns(e->hidden.f, e->h_stride, panel, run);
+        product(b, &l->matrix[slot], panel, run, l->vector[slot], &e->input, x, e->h_stride, 0);
+        if (e->c.gated)
+            product(b, &l->matrix[SY_ENC_UP], panel, run, l->vector[SY_ENC_UP], &e->input, up, PANEL, 0);
+        for (int32_t t = 0; t < tokens; t++, x += e->h_stride) {
+            const float *other = up + t * PANEL;
+            if (e->c.activation == SY_ENC_SILU) {
+                e->ops->silu_mul(x, other, PANEL);
+                continue;
+            }
+            gelu(e->ops, x);
+            for (int i = 0; e->c.gated && i < PANEL; i++)
+                x[i] *= other[i];
+        }
     }
     return sy_stage_end(w, units);
 }
@@ -505,42 +633,58 @@ static int pool(sy_walk *w, const batch *b)
     return sy_stage_end(w, b->n_texts);
 }
 
+static int attention(sy_walk *w, const batch *b, const layer *l)
+{
+    return project(w, b, l) && regroup(w, b, l) && attend(w, b, l) && gather(w, b) &&
+           add_product(w, b, l, SY_ENC_O, &b->e->attended);
+}
+
+static int wide_half(sy_walk *w, const batch *b, const layer *l)
+{
+    return widen(w, b, l) && (!b->e->coded || encode_hidden(w, b)) &&
+           add_product(w, b, l, SY_ENC_DOWN, &b->e->hidden);
+}
+
+static int layer_of(sy_walk *w, const batch *b, const layer *l)
+{
+    float *const *v = l->vector, *attn = v[SY_ENC_ATTN_NORM], *ffn = v[SY_ENC_FFN_NORM], *to = b->e->input.f;
+    if (b->e->c.pre_norm)
+        return normalize(w, b, l->bare ? NULL : attn, v[SY_ENC_ATTN_NORM_BIAS], to) && attention(w, b, l) &&
+               normalize(w, b, ffn, v[SY_ENC_FFN_NORM_BIAS], to) && wide_half(w, b, l);
+    return attention(w, b, l) && normalize(w, b, attn, v[SY_ENC_ATTN_NORM_BIAS], to) && wide_half(w, b, l) &&
+           normalize(w, b, ffn, v[SY_ENC_FFN_NORM_BIAS], to);
+}
+
 static void run(void *p, sy_walk *w)
 {
     const batch *b = p;
-    sy_encoder *e = b->e;
-    if (!normalize(w, b, e->embed_norm, e->embed_norm_bias, 1))
-        return;
-    for (int32_t i = 0; i < e->c.n_layer; i++) {
-        const layer *l = &e->layers[i];
-        float *const *v = l->vector;
-        if (!(project(w, b, l) && regroup(w, b) && attend(w, b) && gather(w, b) &&
-              add_product(w, b, l, SY_ENC_O, &e->attended) &&
-              normalize(w, b, v[SY_ENC_ATTN_NORM], v[SY_ENC_ATTN_NORM_BIAS], 0) && widen(w, b, l) &&
-              (!e->coded || encode_hidden(w, b)) && add_product(w, b, l, SY_ENC_DOWN, &e->hidden) &&
-              normalize(w, b, v[SY_ENC_OUTPUT_NORM], v[SY_ENC_OUTPUT_NORM_BIAS], 0)))
-            return;
-    }
-    pool(w, b);
+    const sy_encoder *e = b->e;
+    int on = embed(w, b);
+    for (int32_t i = 0; on && i < e->c.n_layer; i++)
+        on = layer_of(w, b, &e->layers[i]);
+    if (on && e->c.pre_norm)
+        on = normalize(w, b, e->output_norm, e->output_norm_bias, e->x);
+    if (on)
+        pool(w, b);
 }
 
 static int complete(const sy_encoder *e)
 {
     for (int32_t i = 0; i < e->c.n_layer; i++)
         for (int slot = 0; slot < MATRICES; slot++)
-            if (!e->layers[i].matrix[slot].data)
+            if (!e->layers[i].matrix[slot].data && (slot != SY_ENC_GATE || e->c.gated))
                 return 0;
-    return e->words.data && e->positions.data;
+    return e->words.data && (e->positions.data || !e->c.n_positions) && e->ropes_set == (1 << e->c.n_ropes) - 1;
 }
 
 static int check(const sy_encoder *e, int32_t n_texts, const int32_t *starts, const int32_t *tokens, int pooling)
 {
-    if (!complete(e) || n_texts < 1 || n_texts > e->c.max_tokens || starts[0] != 0 || pooling < SY_POOL_MEAN ||
+    if (!complete(e) || n_texts < 1 || n_texts > most_texts(e) || starts[0] != 0 || pooling < SY_POOL_MEAN ||
         pooling > SY_POOL_LAST)
         return SY_ERR_ARGUMENT;
     for (int32_t i = 0; i < n_texts; i++)
         if (starts[i + 1] <= starts[i] || starts[i + 1] > e->c.max_tokens ||
-            starts[i + 1] - starts[i] > e->c.n_positions)
+            starts[i + 1] - starts[i] > e->c.context)
             return SY_ERR_ARGUMENT;
     for (int32_t t = 0; t < starts[n_texts]; t++)
         if (tokens[t] < 0 || tokens[t] >= e->c.n_vocab)

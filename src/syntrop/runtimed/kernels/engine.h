@@ -65,6 +65,7 @@ typedef struct {
     const int32_t *table;
     uint8_t *const *blocks;
     int32_t window; /* tokens that a token sees, itself included; 0: all */
+    int32_t end;    /* tokens that there are, where some of this run would stand behind them; 0: it ends with them */
     size_t key, value; /* offsets inside a block of the keys and values of this layer and KV head */
     float scale;
     float *out; /* as q */

@@ -19,7 +19,9 @@ import re
 from typing import TYPE_CHECKING, NamedTuple
 
 from syntrop.common.gguf import GGUF, Tensor
+from syntrop.runtimed.model import published_encoders as encoders
 from syntrop.runtimed.model.errors import BrokenModel, UnsupportedModel
+from syntrop.runtimed.model.published import LAYERS_MAX, Family, number, real, rope_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -29,7 +31,6 @@ if TYPE_CHECKING:
 
 TYPES = {"F32": (0, 4), "F16": (1, 2), "BF16": (30, 2)}  # safetensors' name: ggml's number, bytes of an element
 F32 = 0
-_LAYERS_MAX = 1 << 10
 
 
 class Stored(NamedTuple):
@@ -47,15 +48,6 @@ class Edit(NamedTuple):
     tensor: Tensor
     source: Stored | None
     make: Callable[[memoryview], bytes]
-
-
-class Family(NamedTuple):
-    """How an architecture is published: GGUF's name for it, and what sets it apart from llama."""
-
-    architecture: str
-    names: Mapping[str, str]
-    paired: bool = False  # GGUF has the rows of queries and keys in another order
-    offset_norms: bool = False
 
 
 _COMMON = {
@@ -78,16 +70,6 @@ _GEMMA = {
     "post_feedforward_layernorm": "post_ffw_norm",
 }
 _PHI = {**_LLAMA, "self_attn.qkv_proj": "attn_qkv", "mlp.gate_up_proj": "ffn_up"}
-_BERT = {
-    "attention.self.query": "attn_q",
-    "attention.self.key": "attn_k",
-    "attention.self.value": "attn_v",
-    "attention.output.dense": "attn_output",
-    "attention.output.LayerNorm": "attn_output_norm",
-    "intermediate.dense": "ffn_up",
-    "output.dense": "ffn_down",
-    "output.LayerNorm": "layer_output_norm",
-}
 FAMILIES = {  # by `model_type`
     "llama": Family("llama", _LLAMA, paired=True),
     "mistral": Family("llama", _LLAMA, paired=True),
@@ -96,20 +78,17 @@ FAMILIES = {  # by `model_type`
     "qwen3": Family("qwen3", {**_LLAMA, **_NORMED}),
     "gemma3_text": Family("gemma3", _GEMMA, offset_norms=True),
     "phi3": Family("phi3", _PHI),
-    "bert": Family("bert", _BERT),
+    **encoders.FAMILIES,
 }
 _WHOLE = {
     "embed_tokens": "token_embd",
     "norm": "output_norm",
     "lm_head": "output",
-    "embeddings.word_embeddings": "token_embd",
-    "embeddings.position_embeddings": "position_embd",
-    "embeddings.token_type_embeddings": "token_types",
-    "embeddings.LayerNorm": "token_embd_norm",
+    **encoders.WHOLE,
 }
-# Not weights of the network, or of heads that embedding does not use.
-_LEFT_OUT = re.compile(r"embeddings\.position_ids|pooler\..*|cls\..*|.*\.rotary_emb\.inv_freq")
-_LAYER = re.compile(r"(?:encoder\.)?layers?\.(\d+)\.(.+)\.(weight|bias)", re.ASCII)
+# Not weights of the network.
+_LEFT_OUT = re.compile(r"embeddings\.position_ids|.*\.rotary_emb\.inv_freq")
+_LAYER = re.compile(r"(?:encoder\.|transformer\.)?layers?\.(\d+)\.(.+)\.(weight|bias)", re.ASCII)
 
 
 def convert(
@@ -125,7 +104,7 @@ def convert(
         raise UnsupportedModel("config.json: model_type", f"{kind!r} is none of {', '.join(sorted(FAMILIES))}")
     if config.get("quantization_config"):
         raise UnsupportedModel("config.json: quantization_config", "quantised checkpoints are not read")
-    metadata = _encoder(config, pooling) if family.architecture == "bert" else _decoder(config, family)
+    metadata = family.metadata(config, pooling) if family.metadata else _decoder(config, family)
     tensors: dict[str, Tensor] = {}
     edits: list[Edit] = []
 
@@ -145,13 +124,15 @@ def convert(
             raise UnsupportedModel(name, f"{source.kind} weights; read are {', '.join(TYPES)}")
         if not 1 <= len(source.shape) <= 2 or 0 in source.shape:
             raise UnsupportedModel(name, f"shape {list(source.shape)}")
-        number, _ = TYPES[source.kind]
-        tensor = Tensor(given, number, tuple(reversed(source.shape)), source.offset, source.nbytes)
+        code, _ = TYPES[source.kind]
+        tensor = Tensor(given, code, tuple(reversed(source.shape)), source.offset, source.nbytes)
+        if given == "position_embd.weight" and family.unused_positions:
+            tensor = _behind(name, tensor, family.unused_positions(config))
         if family.offset_norms and given.endswith("norm.weight"):
             tensor = place(Tensor(given, F32, tensor.shape, 0, 4 * tensor.shape[0]))
             edits.append(Edit(tensor, source, _plus_one(source.kind)))
         tensors[given] = tensor
-    if family.architecture != "bert":
+    if family.metadata is None:
         for name, divisors in _divisors(config).items():
             tensor = place(Tensor(name, F32, (len(divisors),), 0, 4 * len(divisors)))
             edits.append(Edit(tensor, None, _given(divisors)))
@@ -162,9 +143,11 @@ def convert(
 def _renamed(name: str, family: Family, config: Config) -> str | None:
     """GGUF's name of a tensor; None for one that is not needed. Raises UnsupportedModel."""
     short = name
-    for prefix in ("model.", "bert."):
+    for prefix in ("model.", *encoders.PREFIXES):
         short = short.removeprefix(prefix)
-    if _LEFT_OUT.fullmatch(short):
+    if family.metadata:
+        short = encoders.current(short)
+    if _LEFT_OUT.fullmatch(short) or (family.heads and re.fullmatch(family.heads, short)):
         return None
     if found := _LAYER.fullmatch(short):
         given = family.names.get(found[2])
@@ -179,24 +162,17 @@ def _renamed(name: str, family: Family, config: Config) -> str | None:
     raise UnsupportedModel(name, f"a tensor that {config.get('model_type')} is not known to have")
 
 
+def _behind(name: str, tensor: Tensor, rows: int) -> Tensor:
+    """A matrix without its first rows. Raises BrokenModel."""
+    left = tensor.shape[-1] - rows
+    if len(tensor.shape) != 2 or left < 1:
+        raise BrokenModel(name, f"shape {list(tensor.shape)[::-1]}, without its first {rows} rows")
+    length = tensor.nbytes // tensor.shape[1] * left
+    offset = tensor.offset + tensor.nbytes - length
+    return Tensor(tensor.name, tensor.type, (tensor.shape[0], left), offset, length)
+
+
 # --- metadata ---------------------------------------------------------------------------------------------------
-
-
-def _encoder(config: Config, pooling: int) -> dict[str, object]:
-    for key, wanted in (("hidden_act", "gelu"), ("position_embedding_type", "absolute")):
-        if config.get(key, wanted) != wanted:
-            raise UnsupportedModel(f"config.json: {key}", f"{config[key]!r}; only {wanted!r} is supported")
-    return {
-        "general.architecture": "bert",
-        "bert.block_count": _number(config, "num_hidden_layers"),
-        "bert.context_length": _number(config, "max_position_embeddings"),
-        "bert.embedding_length": _number(config, "hidden_size"),
-        "bert.feed_forward_length": _number(config, "intermediate_size"),
-        "bert.attention.head_count": _number(config, "num_attention_heads"),
-        "bert.attention.layer_norm_epsilon": _real(config, "layer_norm_eps", 1e-12),
-        "bert.attention.causal": False,
-        "bert.pooling_type": pooling,
-    }
 
 
 def _decoder(config: Config, family: Family) -> dict[str, object]:
@@ -204,25 +180,25 @@ def _decoder(config: Config, family: Family) -> dict[str, object]:
     expected = "gelu_pytorch_tanh" if family.architecture == "gemma3" else "silu"
     if act != expected:
         raise UnsupportedModel("config.json: hidden_act", f"{act!r}; only {expected!r} is supported")
-    width, heads = _number(config, "hidden_size"), _number(config, "num_attention_heads")
-    head = _number(config, "head_dim", width // heads if width % heads == 0 else None)
-    context = _number(config, "max_position_embeddings")
-    partial = _real({**config, **_rope(config)}, "partial_rotary_factor", 1.0)
+    width, heads = number(config, "hidden_size"), number(config, "num_attention_heads")
+    head = number(config, "head_dim", width // heads if width % heads == 0 else None)
+    context = number(config, "max_position_embeddings")
+    partial = real({**config, **rope_of(config)}, "partial_rotary_factor", 1.0)
     values: dict[str, object] = {
-        "block_count": _number(config, "num_hidden_layers"),
+        "block_count": number(config, "num_hidden_layers"),
         "context_length": context,
         "embedding_length": width,
-        "feed_forward_length": _number(config, "intermediate_size"),
+        "feed_forward_length": number(config, "intermediate_size"),
         "attention.head_count": heads,
-        "attention.head_count_kv": _number(config, "num_key_value_heads", heads),
+        "attention.head_count_kv": number(config, "num_key_value_heads", heads),
         "attention.key_length": head,
         "attention.value_length": head,
-        "attention.layer_norm_rms_epsilon": _real(config, "rms_norm_eps", 1e-6),
+        "attention.layer_norm_rms_epsilon": real(config, "rms_norm_eps", 1e-6),
         "rope.dimension_count": int(head * partial),
     }
     if family.paired:
         values["rope.halves"] = True
-    window = config.get("sliding_window") and _number(config, "sliding_window")
+    window = config.get("sliding_window") and number(config, "sliding_window")
     if family.architecture == "gemma3":
         values |= _gemma(config, head)
     elif window and family.architecture in ("qwen2", "qwen3"):
@@ -233,10 +209,10 @@ def _decoder(config: Config, family: Family) -> dict[str, object]:
         values["attention.sliding_window"] = window
     if family.architecture == "granite":
         values |= {
-            "embedding_scale": _real(config, "embedding_multiplier", 1.0),
-            "residual_scale": _real(config, "residual_multiplier", 1.0),
-            "attention.scale": _real(config, "attention_multiplier", 1.0),
-            "logit_scale": _real(config, "logits_scaling", 1.0),
+            "embedding_scale": real(config, "embedding_multiplier", 1.0),
+            "residual_scale": real(config, "residual_multiplier", 1.0),
+            "attention.scale": real(config, "attention_multiplier", 1.0),
+            "logit_scale": real(config, "logits_scaling", 1.0),
         }
     values |= _rotation(config)
     metadata: dict[str, object] = {"general.architecture": family.architecture}
@@ -245,52 +221,41 @@ def _decoder(config: Config, family: Family) -> dict[str, object]:
 
 def _gemma(config: Config, head: int) -> dict[str, object]:
     """Layers that see a window, rotated by a base of their own, between some that see everything."""
-    layers, width = _number(config, "num_hidden_layers"), _number(config, "hidden_size")
-    if layers > _LAYERS_MAX:
-        raise UnsupportedModel("config.json: num_hidden_layers", f"{layers}, at most {_LAYERS_MAX}")
+    layers, width = number(config, "num_hidden_layers"), number(config, "hidden_size")
+    if layers > LAYERS_MAX:
+        raise UnsupportedModel("config.json: num_hidden_layers", f"{layers}, at most {LAYERS_MAX}")
     # GGUF has no key for what queries are divided by: it follows from the size (model/arch/gemma3.py).
-    divisor = width // _number(config, "num_attention_heads") if layers == 62 else head
+    divisor = width // number(config, "num_attention_heads") if layers == 62 else head
     if config.get("query_pre_attn_scalar", divisor) != divisor:
         raise UnsupportedModel("config.json: query_pre_attn_scalar", f"differs from {divisor}")
     if config.get("attn_logit_softcapping"):
         raise UnsupportedModel("config.json: attn_logit_softcapping", "not supported")
     kinds = config.get("layer_types")
     if kinds is None:
-        every = _number(config, "sliding_window_pattern", config.get("_sliding_window_pattern", 6))
+        every = number(config, "sliding_window_pattern", config.get("_sliding_window_pattern", 6))
         windowed = [(i + 1) % every != 0 for i in range(layers)]
     elif isinstance(kinds, list) and len(kinds) == layers:
         windowed = [kind != "full_attention" for kind in kinds]
     else:
         raise BrokenModel("config.json: layer_types", f"not one for each of {layers} layers")
-    local = {"rope_theta": config.get("rope_local_base_freq"), **_rope(config, "sliding_attention")}
+    local = {"rope_theta": config.get("rope_local_base_freq"), **rope_of(config, "sliding_attention")}
     values: dict[str, object] = {
-        "attention.sliding_window": _number(config, "sliding_window"),
+        "attention.sliding_window": number(config, "sliding_window"),
         "attention.sliding_window_pattern": windowed,
-        "rope.freq_base_swa": _real(local, "rope_theta", 10000.0),
+        "rope.freq_base_swa": real(local, "rope_theta", 10000.0),
     }
     if config.get("final_logit_softcapping"):
-        values["final_logit_softcapping"] = _real(config, "final_logit_softcapping")
+        values["final_logit_softcapping"] = real(config, "final_logit_softcapping")
     return values
 
 
-def _rope(config: Config, part: str = "full_attention") -> Mapping[str, Any]:
-    """What is said of rotations: `rope_scaling`, in newer files `rope_parameters`, perhaps by kind of layer."""
-    given = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    if not isinstance(given, dict):
-        raise BrokenModel("config.json: rope_scaling", "not an object")
-    nested = given.get(part)
-    if isinstance(nested, dict):
-        return nested
-    return given if part == "full_attention" else {}
-
-
 def _rotation(config: Config) -> dict[str, object]:
-    rope = _rope(config)
-    values: dict[str, object] = {"rope.freq_base": _real({**config, **rope}, "rope_theta", 10000.0)}
+    rope = rope_of(config)
+    values: dict[str, object] = {"rope.freq_base": real({**config, **rope}, "rope_theta", 10000.0)}
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind in ("linear", "yarn"):
         values["rope.scaling.type"] = kind
-        values["rope.scaling.factor"] = _real(rope, "factor")
+        values["rope.scaling.factor"] = real(rope, "factor")
         if kind == "yarn":
             original = rope.get("original_max_position_embeddings", config.get("max_position_embeddings"))
             values["rope.scaling.original_context_length"] = original
@@ -298,12 +263,12 @@ def _rotation(config: Config) -> dict[str, object]:
                 if rope.get(key) not in (None, {"beta_fast": 32, "beta_slow": 1}.get(key)):
                     raise UnsupportedModel(f"config.json: rope_scaling.{key}", "not supported")
     elif kind == "longrope":
-        trained = _number(config, "original_max_position_embeddings", rope.get("original_max_position_embeddings"))
-        stretch = _number(config, "max_position_embeddings") / trained
+        trained = number(config, "original_max_position_embeddings", rope.get("original_max_position_embeddings"))
+        stretch = number(config, "max_position_embeddings") / trained
         grown = math.sqrt(1 + math.log(stretch) / math.log(trained)) if stretch > 1 and trained > 1 else 1.0
         values["rope.scaling.type"] = kind
         values["rope.scaling.original_context_length"] = trained
-        values["rope.scaling.attn_factor"] = _real(rope, "attention_factor", grown)
+        values["rope.scaling.attn_factor"] = real(rope, "attention_factor", grown)
     elif kind not in ("default", "llama3"):
         raise UnsupportedModel("config.json: rope_scaling", f"{kind!r} is not supported")
     return values
@@ -311,7 +276,7 @@ def _rotation(config: Config) -> dict[str, object]:
 
 def _divisors(config: Config) -> dict[str, list[float]]:
     """What the frequencies of the rotations are divided by, under the names of GGUF's tensors."""
-    rope = _rope(config)
+    rope = rope_of(config)
     kind = rope.get("rope_type", rope.get("type"))
     if kind == "longrope":
         found = {}
@@ -319,18 +284,18 @@ def _divisors(config: Config) -> dict[str, list[float]]:
             given = rope.get(f"{key}_factor")
             if not isinstance(given, list) or not given:
                 raise BrokenModel(f"config.json: rope_scaling.{key}_factor", "no list of numbers")
-            found[f"rope_factors_{key}.weight"] = [_real({"factor": one}, "factor") for one in given]
+            found[f"rope_factors_{key}.weight"] = [real({"factor": one}, "factor") for one in given]
         return found
     return {"rope_freqs.weight": _llama3(config, rope)} if kind == "llama3" else {}
 
 
 def _llama3(config: Config, rope: Config) -> list[float]:
     """`factor` for long waves, 1 for short ones, in between for those in between."""
-    factor, low, high = (_real(rope, key) for key in ("factor", "low_freq_factor", "high_freq_factor"))
-    original = _number(rope, "original_max_position_embeddings")
-    width, heads = _number(config, "hidden_size"), _number(config, "num_attention_heads")
-    head = _number(config, "head_dim", width // heads)
-    base = _real({**config, **rope}, "rope_theta", 10000.0)
+    factor, low, high = (real(rope, key) for key in ("factor", "low_freq_factor", "high_freq_factor"))
+    original = number(rope, "original_max_position_embeddings")
+    width, heads = number(config, "hidden_size"), number(config, "num_attention_heads")
+    head = number(config, "head_dim", width // heads)
+    base = real({**config, **rope}, "rope_theta", 10000.0)
     if not high > low:
         raise BrokenModel("config.json: rope_scaling", f"high_freq_factor {high} is not above {low}")
     divisors = []
@@ -339,26 +304,6 @@ def _llama3(config: Config, rope: Config) -> list[float]:
         smooth = min(1.0, max(0.0, (turns - low) / (high - low)))
         divisors.append(1 / ((1 - smooth) / factor + smooth))
     return divisors
-
-
-def _number(config: Config, key: str, default: int | None = None) -> int:
-    value = config.get(key)
-    if value is None:
-        value = default
-    if type(value) is not int or not 1 <= value < 1 << 31:
-        raise BrokenModel(f"config.json: {key}", "missing" if value is None else f"{value!r} is no size")
-    return value
-
-
-def _real(config: Config, key: str, default: float | None = None) -> float:
-    value = config.get(key)
-    if value is None:
-        value = default
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e30:
-        raise BrokenModel(
-            f"config.json: {key}", "missing" if value is None else f"{value!r} is no positive number"
-        )
-    return float(value)
 
 
 # --- numbers ----------------------------------------------------------------------------------------------------

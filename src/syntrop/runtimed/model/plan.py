@@ -10,7 +10,7 @@ from syntrop.runtimed import _kernels
 from syntrop.runtimed.model.errors import BrokenModel, UnsupportedModel
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Collection, Iterator, Mapping
 
     from syntrop.common.gguf import Tensor
     from syntrop.runtimed.model.config import Config
@@ -105,29 +105,42 @@ def names(c: Config) -> Iterator[tuple[str, int, tuple[str, ...]]]:
 
 
 def plan(c: Config, tensors: Mapping[str, Tensor]) -> list[Place]:
-    """Where everything goes. Raises UnsupportedModel and BrokenModel, naming the tensor."""
+    """Where everything of a decoder goes. Raises UnsupportedModel and BrokenModel, naming the tensor."""
     wanted = {name: (layer, slots) for name, layer, slots in names(c)}
+    # Without an output of its own, the embedding serves.
+    return places(c.architecture, wanted, shapes(c), tensors, ("output.weight",), c.consumed)
+
+
+def places(
+    architecture: str,
+    wanted: Mapping[str, tuple[int, tuple[str, ...]]],
+    shape_of: Mapping[str, tuple[int, ...]],
+    tensors: Mapping[str, Tensor],
+    optional: Collection[str] = (),
+    known: Collection[str] = (),
+) -> list[Place]:
+    """Where the rows of each `wanted` tensor go: (layer, slots) by name, and the shape of each slot. `known` are
+    those tensors that are no weights. Raises UnsupportedModel and BrokenModel, naming the tensor."""
     # A tensor that is not understood would change the result: refuse rather than leave it out.
     for name in tensors:
-        if name not in wanted and name not in c.consumed:
-            raise UnsupportedModel(name, f"a tensor that {c.architecture} is not known to have")
-    shape_of = shapes(c)
-    places = []
+        if name not in wanted and name not in known:
+            raise UnsupportedModel(name, f"a tensor that {architecture} is not known to have")
+    found = []
     for name, (layer, slots) in wanted.items():
         tensor = tensors.get(name)
         if tensor is None:
-            if name == "output.weight":  # tied: the embedding serves
+            if name in optional:
                 continue
             raise BrokenModel(name, "missing")
         parts = [shape_of[slot] for slot in slots]
         _check(tensor, (*parts[0][:-1], sum(part[-1] for part in parts)))
         row = 0
         for slot, part in zip(slots, parts, strict=True):
-            places.append(Place(tensor, layer, slot, part, row))
+            found.append(Place(tensor, layer, slot, part, row))
             row += part[-1]
-            if not places[-1].packed_bytes:
+            if not found[-1].packed_bytes:
                 raise UnsupportedModel(name, f"ggml type {tensor.type} is not supported here")
-    return places
+    return found
 
 
 def _check(tensor: Tensor, shape: tuple[int, ...]) -> None:
