@@ -51,6 +51,7 @@ else:
 _IN, _OUT, _HUP = select.EPOLLIN, select.EPOLLOUT, 0
 _GONE = select.EPOLLHUP | select.EPOLLERR
 _TURN = 0.0002  # seconds for which steps of others may run before urgent descriptors are looked at
+_SLEEP = 1_000_000.0  # seconds for which the loop sleeps at most: the kernel takes no more than 24 days at once
 _TIMERS = 256  # that are kept before those that were taken back are looked for
 _WORKERS = 8  # threads that `thread()` may have at once; further calls queue
 
@@ -491,7 +492,7 @@ class Loop:
             if ready or first:
                 timeout = 0.0
             elif self._timers:
-                timeout = max(0.0, self._timers[0].when - monotonic())
+                timeout = min(_SLEEP, max(0.0, self._timers[0].when - monotonic()))
             else:
                 timeout = -1.0
             for fd, events in poll(timeout, 256):

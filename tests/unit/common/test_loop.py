@@ -92,6 +92,17 @@ def test_timers_fire_in_order_and_can_be_taken_back() -> None:
     assert loop.run(main()) == ["early", "late"]
 
 
+def test_a_timer_may_be_years_away() -> None:
+    async def main() -> int:
+        timer = loop.call_later(1e9, os.abort)
+        try:
+            return await loop.thread(lambda: 7)  # until it has come, there is no other timer
+        finally:
+            timer.cancel()
+
+    assert loop.run(main()) == 7
+
+
 def test_many_cancelled_timers_are_dropped() -> None:
     async def main() -> int:
         for _ in range(10_000):
