@@ -7,6 +7,7 @@ its group, which tells when its last process is gone. Nothing is polled.
 
 from __future__ import annotations
 
+import errno
 import os
 
 from syntrop.common import cgroup, loop, peer
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 
 _SETTLED: Final = 0.05  # seconds
+_NO_PROCESS: Final = (errno.ESRCH, errno.ENOENT, errno.EINVAL)
+"""The last two, by the kernel's version, of a thread: it is in /proc, too, and is no process."""
 
 
 class Gone(Exception):
@@ -38,6 +41,21 @@ def of_process(uid: int, pid: int, start: int | None = None, delegated: Sequence
     except cgroup.CgroupError:
         target = ""
     return Holder(uid, pid, found, None, target)
+
+
+def open_process(pid: int, start: int) -> int:
+    """A descriptor of that very process, the caller's. Raises Gone, OSError (no descriptors left)."""
+    try:
+        fd = os.pidfd_open(pid)
+    except OSError as error:
+        if error.errno in _NO_PROCESS:
+            raise Gone(f"there is no process {pid}") from None
+        raise
+    # The number may have passed on to another before the descriptor was opened.
+    if peer.start_time(pid) != start or peer.exited(fd):
+        os.close(fd)
+        raise Gone(f"process {pid} has ended")
+    return fd
 
 
 def of_unit(uid: int, unit: str) -> Holder:
@@ -109,15 +127,7 @@ class Watcher:
             self._drop(what)
 
     def _process(self, what: tuple[int, int]) -> int:
-        pid, start = what
-        try:
-            fd = os.pidfd_open(pid)
-        except ProcessLookupError:
-            raise Gone(f"there is no process {pid}") from None
-        # The number may have passed on to another before the descriptor was opened.
-        if peer.start_time(pid) != start or peer.exited(fd):
-            os.close(fd)
-            raise Gone(f"process {pid} has ended")
+        fd = open_process(*what)
         loop.readable(fd).when_done(lambda _: self._gone(what, fd))
         return fd
 

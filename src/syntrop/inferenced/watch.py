@@ -7,7 +7,7 @@ import os
 import signal
 
 from syntrop.common import journal, loop
-from syntrop.inferenced import targets
+from syntrop.inferenced import holders, targets
 from syntrop.inferenced.standstill import FreezeError
 
 TYPE_CHECKING = False
@@ -132,11 +132,11 @@ class Watchers:
 
     async def _signal(self, lease: Lease, name: str) -> None:
         holder = lease.holder
-        if holder.pid is not None:
+        if holder.pid is not None and holder.start is not None:
             try:
-                fd = os.pidfd_open(holder.pid)
-            except OSError:
-                return  # gone: its lease ends in a moment
+                fd = holders.open_process(holder.pid, holder.start)
+            except (holders.Gone, OSError):
+                return  # its lease ends in a moment
             try:
                 signal.pidfd_send_signal(fd, signal.Signals[name])
                 return
