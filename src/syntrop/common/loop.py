@@ -53,6 +53,7 @@ _GONE = select.EPOLLHUP | select.EPOLLERR
 _TURN = 0.0002  # seconds for which steps of others may run before urgent descriptors are looked at
 _SLEEP = 1_000_000.0  # seconds for which the loop sleeps at most: the kernel takes no more than 24 days at once
 _TIMERS = 256  # that are kept before those that were taken back are looked for
+_ENDED = (errno.EBADF, errno.EPIPE)  # of waking a loop that is closed, or half so
 _WORKERS = 8  # threads that `thread()` may have at once; further calls queue
 
 
@@ -290,7 +291,7 @@ class Loop:
         except BlockingIOError:
             pass  # the pipe is full of wake-ups already
         except OSError as error:
-            if error.errno != errno.EBADF:  # a thread that outlived the loop
+            if error.errno not in _ENDED:  # a thread that outlived the loop
                 raise
 
     # --- descriptors -------------------------------------------------------------------------------------
@@ -463,7 +464,7 @@ class Loop:
             except BlockingIOError:
                 pass  # the pipe is full of wake-ups already
             except OSError as error:
-                if error.errno != errno.EBADF:  # a thread that outlived the loop
+                if error.errno not in _ENDED:  # a thread that outlived the loop
                     raise
             break
         del future, function, arguments, ended, value

@@ -415,6 +415,35 @@ def test_threads_are_bounded_and_errors_come_back() -> None:
     assert 1 < loop.run(main()) <= 8
 
 
+def test_a_thread_may_end_while_the_loop_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the two ends of the pipe that wakes it. An error there would end a process that is about to exit."""
+    failed: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", failed.append)
+    begun, leave, close = threading.Event(), threading.Event(), os.close
+    workers: list[int] = []
+
+    def work() -> None:
+        workers.append(_thread.get_ident())
+        begun.set()
+        leave.wait(60)
+
+    def closing(fd: int) -> None:
+        close(fd)
+        leave.set()
+        until = time.monotonic() + 60
+        while workers[0] in sys._current_frames() and time.monotonic() < until:
+            time.sleep(0.001)
+
+    async def main() -> None:
+        loop.thread(work)
+        assert begun.wait(60)
+        monkeypatch.setattr(os, "close", closing)
+
+    loop.run(main())
+    assert workers[0] not in sys._current_frames()
+    assert not failed
+
+
 def test_a_thread_that_cannot_start_is_an_error_and_no_loss(monkeypatch: pytest.MonkeyPatch) -> None:
     start = _thread.start_new_thread
 
