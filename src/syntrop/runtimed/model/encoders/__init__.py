@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """One module an encoder's architecture, named as GGUF's `general.architecture`, with `read(keys) -> Encoder`.
 
-A module says what the general encoder (`kernels/encoder.c`) does for it: sizes, norms, activation, RoPE, windows,
+A module says what the general encoder (`kernels/encode.c`) does for it: sizes, norms, activation, RoPE, windows,
 and which tensor fills which slot. What a file has beyond that is refused, not left out.
 """
 
