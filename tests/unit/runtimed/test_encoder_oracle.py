@@ -173,6 +173,16 @@ def test_files_of_another_task_have_the_same_encoder(tmp_path: Path) -> None:
         np.testing.assert_allclose(vectors(published(tmp_path)), oracle(name), atol=2e-6)
 
 
+@pytest.mark.parametrize("name", ["bert", "nomic_bert", "modernbert"])
+@pytest.mark.parametrize("normalized", [True, False])
+def test_keys_of_another_converter_that_change_nothing(name: str, normalized: bool) -> None:
+    """Ollama's notes whether its own engine is to normalise: we always do."""
+    metadata = {**encodermodel.metadata(name), f"{CASES[name].of}.normalize_embeddings": normalized}
+    data = tinymodel.gguf(metadata, encodermodel.tensors(name))
+    model = EncoderModel.load(parse(data), data, threads=1)
+    np.testing.assert_allclose(vectors(model), oracle(name), atol=2e-6)
+
+
 def test_rotations_in_newer_words(tmp_path: Path) -> None:
     name = "modernbert_silu"
     config = {key: value for key, value in CASES[name].config.items() if "rope" not in key and "every" not in key}

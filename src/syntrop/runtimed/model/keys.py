@@ -17,10 +17,11 @@ if TYPE_CHECKING:
 
     Buffer = bytes | bytearray | memoryview | mmap
 
-# Keys that describe a model, or its training, and change nothing in what is computed.
+# Keys that describe a model, or its training, and change nothing in what is computed. Ollama's converter notes
+# whether vectors are to be normalised; ours of texts are.
 _HARMLESS = frozenset(
     ("vocab_size", "tensor_data_layout", "rope.scaling.finetuned", "rope.scaling.original_context_length",
-     "pooling_type")
+     "pooling_type", "normalize_embeddings")
 )  # fmt: skip
 _F32 = 0
 
