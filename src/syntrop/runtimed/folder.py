@@ -40,12 +40,9 @@ _TEXTS = (
     INDEX,
 )
 _POOLING = re.compile(r"[^/]*Pooling/config\.json")
+# Of files that say true or false to each, and of newer ones that name one.
 _POOLINGS = {"pooling_mode_mean_tokens": 1, "pooling_mode_cls_token": 2, "pooling_mode_lasttoken": 3}
-_MODES = {
-    "pooling_mode_mean_tokens": "mean",
-    "pooling_mode_cls_token": "cls",
-    "pooling_mode_lasttoken": "lasttoken",
-}
+_MODES = {"mean": 1, "cls": 2, "lasttoken": 3}
 _MODULES = ("Transformer", "Pooling", "Normalize")
 
 
@@ -117,11 +114,12 @@ def pooling(files: Mapping[str, File]) -> int:
         return 1
     config = document(files, path)
     modes = [key for key, value in config.items() if key.startswith("pooling_mode_") and value is True]
-    if isinstance(mode := config.get("pooling_mode"), str):  # as newer files have it
-        modes = [next((key for key, value in _MODES.items() if value == mode), mode)]
-    if len(modes) != 1 or modes[0] not in _POOLINGS:
+    known = _POOLINGS
+    if isinstance(mode := config.get("pooling_mode"), str):
+        modes, known = [mode], _MODES
+    if len(modes) != 1 or modes[0] not in known:
         raise UnsupportedModel(path, f"pooling by {', '.join(modes) or 'nothing'}; one of mean, cls and last is")
-    return _POOLINGS[modes[0]]
+    return known[modes[0]]
 
 
 def words(files: Mapping[str, File], header: gguf.GGUF) -> tuple[Tokenizer, str | None]:
