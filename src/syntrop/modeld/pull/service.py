@@ -82,6 +82,8 @@ class Fetch1:
                 os.close(pipe)
 
         task = loop.spawn(_run(control, fetch), "fetch")
+        # The caller may leave in the moment in which it fails: then nobody is to be told.
+        task.when_done(lambda one: one.forgive(VarlinkError))
         telling = loop.spawn(_tell(call, heads), "announce")
         try:
             await task
